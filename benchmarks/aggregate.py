@@ -1,0 +1,173 @@
+"""One round of aggregation against the machine's limit (W3): `make bench`.
+
+10 updates of a 66-million-parameter model in 100 tensors. The floors do no checking, no norms and
+no step: `added one by one` adds each update to a preallocated sum; `added in blocks` does so block
+by block, so that the sum stays in the cache and each update is all that is read from memory. All
+are run in turn, several times, and the best time of each counts.
+
+    python benchmarks/aggregate.py [--repeats 5] [--memory] [--json]
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from fedglad import Glad, Record, Server
+from fedglad.filters import MultiKrum
+from fedglad.optimizers import SGD, Adam
+
+TENSORS, SIZE, COHORT = 100, 660_000, 10
+BLOCK = 1 << 18
+MODEL_MB = TENSORS * SIZE * 4 / 2**20
+
+
+def draw(scale: float, seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        f"layer{i}.weight": torch.randn(SIZE, generator=generator).mul_(scale)
+        for i in range(TENSORS)
+    }
+
+
+def make_updates(n: int) -> list[dict[str, Tensor]]:
+    return [draw(1e-3, seed) for seed in range(n)]
+
+
+def server_of(kind: str) -> Server:
+    return Server(
+        draw(1e-2, seed=99),
+        optimizer=Adam(lr=1e-3) if "Adam" in kind else SGD(),
+        adapter=Glad() if "GLAD" in kind else None,
+        filter=MultiKrum(f=1) if "Krum" in kind else None,
+    )
+
+
+def time_all(repeats: int) -> dict[str, float]:
+    updates = make_updates(COHORT)
+    total = {name: torch.zeros(SIZE) for name in updates[0]}
+
+    def one_by_one() -> None:
+        for value in total.values():
+            value.zero_()
+        for update in updates:
+            for name, value in total.items():
+                value.add_(update[name], alpha=1 / COHORT)
+
+    def in_blocks() -> None:
+        for name, value in total.items():
+            parts = [update[name].split(BLOCK) for update in updates]
+            for block, first, *rest in zip(value.split(BLOCK), *parts, strict=True):
+                torch.mul(first, 1 / COHORT, out=block)
+                for part in rest:
+                    block.add_(part, alpha=1 / COHORT)
+
+    runs: dict[str, Callable[[], Record | None]] = {
+        "floor: added one by one": one_by_one,
+        "floor: added in blocks": in_blocks,
+    }
+    for kind in ("FedAvg", "FedAvg + GLAD", "FedAdam + GLAD"):
+        server = server_of(kind)
+        runs[kind] = lambda server=server: server.step(updates)
+        runs[f"{kind}, streamed"] = lambda server=server: server.step(iter(updates))
+    keeping = server_of("multi-Krum + GLAD")
+    runs["multi-Krum + GLAD (keeps all)"] = lambda: keeping.step(updates)
+
+    best = dict.fromkeys(runs, float("inf"))
+    for _ in range(repeats):
+        for name, run in runs.items():
+            begin = time.perf_counter()
+            record = run()
+            best[name] = min(best[name], time.perf_counter() - begin)
+            assert record is None or not record.rejected or "Krum" in name
+    return best
+
+
+def peak_memory(kind: str, count: int) -> float:
+    """Peak memory beyond the updates, in model sizes, for `count` streamed updates."""
+    updates = make_updates(2)
+
+    def stream() -> Iterator[dict[str, Tensor]]:
+        for k in range(count):
+            yield updates[k % 2]
+
+    before = _current_mb()
+    server = server_of(kind)
+    for _ in range(2):
+        assert server.step(stream()).stepped
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return (peak - before) / MODEL_MB
+
+
+def _current_mb() -> float:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / 2**20
+
+
+def _load() -> str:
+    return " ".join(f"{x:.2f}" for x in os.getloadavg())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="One round of aggregation")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--memory", action="store_true", help="also measure peak memory (minutes)")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--peak", nargs=2, metavar=("KIND", "COUNT"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.peak:
+        print(peak_memory(options.peak[0], int(options.peak[1])))
+        return
+
+    load = _load()
+    best = time_all(options.repeats)
+    one, blocks = best["floor: added one by one"], best["floor: added in blocks"]
+    rows = [
+        {
+            "round": name,
+            "seconds": round(seconds, 3),
+            "of one by one": round(seconds / one, 2),
+            "of in blocks": round(seconds / blocks, 2),
+        }
+        for name, seconds in best.items()
+    ]
+    memory = {}
+    if options.memory:
+        for kind in ("FedAvg + GLAD", "FedAdam + GLAD"):
+            for count in (10, 1000):
+                # A process of its own each: a peak never comes down again.
+                command = [sys.executable, __file__, "--peak", kind, str(count)]
+                out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+                memory[f"{kind}, {count} updates"] = round(float(out), 2)
+    result = {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "versions": f"Python {platform.python_version()}, torch {torch.__version__}",
+        "load": f"{load} before, {_load()} after",
+        "work": f"{COHORT} updates, {TENSORS} × {SIZE:,} float32, best of {options.repeats}",
+        "rounds": rows,
+        "peak memory in model sizes": memory,
+    }
+    if options.json:
+        print(json.dumps(result, indent=2))
+        return
+    for name in ("machine", "versions", "load", "work"):
+        print(f"{name}: {result[name]}")
+    print("\n| round | seconds | × one by one | × in blocks |\n|---|---|---|---|")
+    for row in rows:
+        print("| " + " | ".join(str(value) for value in row.values()) + " |")
+    if memory:
+        print("\n| streamed round | peak memory, model sizes |\n|---|---|")
+        for name, value in memory.items():
+            print(f"| {name} | {value} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Streams updates into Σw·g and, per tensor, ‖g_k‖²: O(1) models of memory for any cohort.
+
+Memory bandwidth is what limits a server, so the flat vector is worked through in blocks that fit
+the cache: a block of an update is read from memory once, added, and measured while it is there.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedglad.layout import BLOCK, ROW, Block, Layout
+from fedglad.validate import Source
+
+TINY = 1e-30  # squared norms below it may have lost float32 squares to underflow: sum them again
+
+
+class Sum:
+    """A running Σ w·x in a flat vector that is allocated once and reused for every round."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.flat = layout.zeros()
+        self.empty = True
+
+    def clear(self) -> None:
+        self.empty = True
+
+
+def sweep(
+    layout: Layout,
+    sources: Sequence[Source | Tensor],
+    base: Tensor,
+    into: Sequence[tuple[Sum, Sequence[float]]] = (),
+    *,
+    measure: bool = True,
+) -> np.ndarray:
+    """One pass over the sources: adds w_k·g_k to each sum of `into` and returns ‖g_k‖² (k, tensor).
+
+    A source that holds a trained model counts as `base` − θ_k. A bare tensor is a packed vector.
+    """
+    norms = torch.empty(
+        len(sources) * measure, layout.size // ROW, dtype=layout.dtype, device=layout.device
+    )
+    scratch = torch.empty(min(BLOCK, layout.size), dtype=layout.dtype, device=layout.device)
+    for block in layout.blocks:
+        targets = [(total.flat[block.span], total.empty, weights) for total, weights in into]
+        for k, source in enumerate(sources):
+            x = _read(layout, block, source, base, scratch)
+            for target, empty, weights in targets:
+                if empty and k == 0:
+                    torch.mul(x, weights[k], out=target)
+                else:
+                    target.add_(x, alpha=weights[k])
+            if measure:
+                torch.linalg.vector_norm(x.view(-1, ROW), dim=1, out=norms[k, block.rows])
+    for total, _ in into:
+        total.empty = False
+    squares = layout.per_tensor(np.square(norms.cpu().numpy(), dtype=np.float64))
+    for k, i in zip(*np.nonzero(squares < TINY), strict=True):
+        squares[k, i] = _small(layout, int(i), sources[k], base)
+    return squares
+
+
+def norms_sq(layout: Layout, flat: Tensor) -> np.ndarray:
+    """‖x‖² of each tensor of a packed vector."""
+    return sweep(layout, [flat], flat)[0]
+
+
+def products(layout: Layout, a: Tensor, b: Tensor) -> np.ndarray:
+    """⟨a, b⟩ of each tensor of two packed vectors."""
+    rows = [(a[x.span] * b[x.span]).view(-1, ROW).sum(1) for x in layout.blocks]
+    return layout.per_tensor(torch.cat(rows).double().cpu().numpy())
+
+
+def pack(layout: Layout, source: Source, base: Tensor) -> Tensor:
+    """The source's difference as a packed vector of its own."""
+    flat = layout.zeros()
+    scratch = torch.empty(min(BLOCK, layout.size), dtype=layout.dtype, device=layout.device)
+    for block in layout.blocks:
+        flat[block.span] = _read(layout, block, source, base, scratch)
+    return flat
+
+
+def _read(
+    layout: Layout, block: Block, source: Source | Tensor, base: Tensor, scratch: Tensor
+) -> Tensor:
+    """The block of a source: the caller's own memory if its form allows, else scratch."""
+    if isinstance(source, Tensor):
+        return source[block.span]
+    tensors = source.tensors
+    if isinstance(tensors, Tensor):
+        return tensors[block.span]
+    whole = block.whole
+    x = tensors[whole.index][whole.source : whole.source + whole.length] if whole else None
+    if x is None or x.dtype != layout.dtype or x.device != layout.device:
+        x = scratch[: block.size]
+        for piece in block.pieces:
+            part = tensors[piece.index][piece.source : piece.source + piece.length]
+            x[piece.target : piece.target + piece.length] = part
+        for gap in block.gaps:
+            x[gap] = 0
+    return torch.sub(base[block.span], x, out=scratch[: block.size]) if source.trained else x
+
+
+def _small(layout: Layout, index: int, source: Source | Tensor, base: Tensor) -> float:
+    """‖g‖² of one tensor in float64, for squares that float32 cannot hold."""
+    span = slice(layout.starts[index], layout.starts[index] + layout.numels[index])
+    if isinstance(source, Tensor):
+        x = source[span]
+    elif isinstance(source.tensors, Tensor):
+        x = source.tensors[span]
+    else:
+        x = source.tensors[index].to(layout.device)
+        if source.trained:
+            x = base[span] - x.to(layout.dtype)
+    if not bool(x.any()):
+        return 0.0
+    parts = (part.double().cpu().numpy() for part in x.split(BLOCK))
+    return float(sum(np.square(part).sum() for part in parts))

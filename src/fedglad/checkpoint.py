@@ -1,0 +1,112 @@
+"""A server's state on disk: one safetensors file with JSON in its header. Loading runs no code."""
+
+import json
+import os
+import zlib
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+VERSION = 1
+
+
+class CheckpointError(ValueError):
+    """A saved state that cannot be used here; the message says what differs."""
+
+
+def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+    """Writes to a temporary file, syncs it, renames it: the file is whole or not there."""
+    from safetensors.torch import save_file
+
+    path = Path(path)
+    header = {"fedglad": json.dumps({**meta, "crc32": _crc32(tensors)})}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        save_file(tensors, temporary, metadata=header)
+        _sync(temporary)
+        temporary.replace(path)
+        _sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the JSON of a saved state, checked against its checksum."""
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no saved state at {path}")
+    try:
+        with safe_open(path, "pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged, use an earlier one: {error}") from error
+    if "fedglad" not in header:
+        raise CheckpointError(f"{path} is not a state saved by fedglad")
+    meta: dict[str, Any] = json.loads(header["fedglad"])
+    if meta["version"] != VERSION:
+        raise CheckpointError(
+            f"{path} has format version {meta['version']}, this fedglad reads {VERSION}"
+        )
+    if _crc32(tensors) != meta.pop("crc32"):
+        raise CheckpointError(f"{path} is damaged, use an earlier one: its checksum does not match")
+    return tensors, meta
+
+
+def _crc32(tensors: dict[str, Tensor]) -> int:
+    crc = 0
+    for name in sorted(tensors):
+        data = tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        crc = zlib.crc32(data.numpy().data, zlib.crc32(name.encode(), crc))
+    return crc
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def settings(component: Any, registry: dict[str, type]) -> dict[str, Any] | None:
+    """`name` and fields of a component as JSON types; None if a file cannot hold it."""
+    names = {cls: name for name, cls in registry.items()}
+    if type(component) not in names or not is_dataclass(component):
+        return None
+    fields = asdict(component)  # type: ignore[arg-type]
+    if any(callable(value) for value in fields.values()):
+        return None
+    return {"name": names[type(component)], **fields}
+
+
+def build(found: dict[str, Any], registry: dict[str, type]) -> Any:
+    """The component of `settings`."""
+    fields = {n: tuple(v) if isinstance(v, list) else v for n, v in found.items() if n != "name"}
+    return registry[found["name"]](**fields)
+
+
+def require_same_layout(saved: list[list[Any]], own: list[list[Any]]) -> None:
+    """Raises with the first tensor that differs between two layouts."""
+    for theirs, ours in zip(saved, own, strict=False):
+        if theirs != ours:
+            raise CheckpointError(
+                f"the saved state is of another model: it has {_tensor(theirs)} where this model "
+                f"has {_tensor(ours)}"
+            )
+    if len(saved) != len(own):
+        more, whose = (saved, "the saved state") if len(saved) > len(own) else (own, "this model")
+        extra = more[min(len(saved), len(own))]
+        raise CheckpointError(
+            f"the saved state is of another model: only {whose} has {_tensor(extra)}"
+        )
+
+
+def _tensor(described: list[Any]) -> str:
+    name, shape, dtype, kind = described
+    return f"{kind} {name!r} {tuple(shape)} {dtype}"

@@ -1,0 +1,305 @@
+"""Takes in a cohort, update by update in its order: validate, filter, aggregate."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedglad.aggregate import Sum, norms_sq, pack, sweep
+from fedglad.filters import Filter
+from fedglad.gram import Gram, trimmed_mean
+from fedglad.layout import Layout
+from fedglad.records import Update, indicator
+from fedglad.validate import MAX_PROPORTION, Content, Gate, Rejected, Source, open_update
+from fedglad.weights import Client, Samples, State
+
+WINDOW = 32  # updates of a list that are measured together: bounds the memory for row norms
+
+
+class Skipped(Exception):
+    """The round cannot be stepped; the message is the reason kept in the record."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What stays the same from round to round."""
+
+    layout: Layout
+    filter: Filter
+    weighting: Samples
+    wants_extra: bool
+    min_clients: int
+
+    @property
+    def keeps_updates(self) -> bool:
+        return self.filter.keeps_updates or self.weighting.keeps_updates
+
+
+@dataclass
+class Member:
+    """An accepted update: its line in the record, its raw weight and ‖g‖² of each tensor."""
+
+    entry: dict[str, Any]
+    weight: float
+    sq: np.ndarray
+    norm: float
+    source: Source | None  # None once it is in the sums
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A cohort that was added up: the mean is `factor` · `flat`."""
+
+    flat: Tensor
+    factor: float
+    shares: np.ndarray  # the weights in the mean, (k,)
+    sq: np.ndarray  # ‖g_k‖² of each tensor, (k, tensors), as they entered the mean
+    mean_sq: np.ndarray  # ‖mean‖² of each tensor
+    gsi_unfiltered: float
+
+
+class Intake:
+    """One round's door. It changes nothing of the server's: a copy of the gate, sums of its own."""
+
+    def __init__(
+        self, plan: Plan, base: Tensor, gate: Gate, start_norm: float, total: Sum, state: State
+    ) -> None:
+        self.plan = plan
+        self.base = base  # θ as the clients received it
+        self.gate = gate.copy()
+        self.start_norm = start_norm
+        self.total = total
+        self.weighting_state = state
+        self.entries: list[dict[str, Any]] = []
+        self.members: list[Member] = []
+        self.buffers = BufferMean(plan.layout)
+        self.extra = Sum(plan.layout) if plan.wants_extra else None
+        total.clear()
+
+    def take(self, updates: Iterable[Any]) -> Taken:
+        """Consumes the updates; raises Skipped if they make no round."""
+        return self._keep(updates) if self.plan.keeps_updates else self._stream(updates)
+
+    def _stream(self, updates: Iterable[Any]) -> Taken:
+        """Adds each update and lets it go.
+
+        An iterator may reuse its memory, so each update is measured, judged, and added before the
+        next is asked for. A list can be read again: it is added while it is measured, and once
+        more without them in the rare round in which some are rejected. Same order, same bits.
+        """
+        layout, filter = self.plan.layout, self.plan.filter
+        unfiltered = Sum(layout) if filter.scales else self.total
+        if isinstance(updates, Sequence):
+            self._window(updates, unfiltered, fused=not filter.scales)
+        else:
+            for update in updates:
+                self._window([update], unfiltered, fused=False)
+        self._require_enough()
+        raw = np.array([m.weight for m in self.members])
+        shares = self._share(raw)
+        factor = self.members[0].weight / float(raw.sum())
+        sq = np.array([m.sq for m in self.members])
+        mean_sq = norms_sq(layout, self.total.flat) * factor**2
+        plain_sq = mean_sq
+        if filter.scales:
+            plain_sq = norms_sq(layout, unfiltered.flat) * factor**2
+        gsi = _gsi_all(sq, plain_sq, shares)
+        clips = np.array([filter.scale(m.norm) for m in self.members])
+        return Taken(self.total.flat, factor, shares, sq * clips[:, None] ** 2, mean_sq, gsi)
+
+    def _window(self, updates: Sequence[Any], unfiltered: Sum, *, fused: bool) -> None:
+        opened = [found for update in updates if (found := self._open(update))]
+        sources = [source for _, source in opened]
+        weigh = self.plan.weighting.weigh
+        hoped = [weigh(s.weight) / weigh(sources[0].weight) for s in sources]
+        squares = self._sweep(sources, [(self.total, hoped)] if fused else [])
+        new = [
+            m for found, sq in zip(opened, squares, strict=True) if (m := self._judge(*found, sq))
+        ]
+        if fused and len(new) < len(sources):
+            self.total.clear()
+        if new and not (fused and len(new) == len(sources)):
+            plain = [m.weight / self.members[0].weight for m in new]
+            clipped = [w * self.plan.filter.scale(m.norm) for w, m in zip(plain, new, strict=True)]
+            into = [(self.total, clipped)]
+            if unfiltered is not self.total:
+                into.append((unfiltered, plain))
+            self._sweep([m.source for m in new if m.source], into, measure=False)
+        for member in new:
+            self._add_rest(member, member.weight)
+
+    def _keep(self, updates: Iterable[Any]) -> Taken:
+        """Keeps every update, for what needs the whole cohort; costs one model an update."""
+        layout, filter = self.plan.layout, self.plan.filter
+        kept: list[Tensor] = []
+        for update in updates:
+            if found := self._open(update):
+                entry, source = found
+                packed = pack(layout, source, self.base)
+                extra = source.extra and Source(1.0, pack(layout, source.extra, self.base))
+                own = Source(source.weight, packed, buffers=_copied(source.buffers), extra=extra)
+                if self._judge(entry, own, self._sweep([packed])[0]):
+                    kept.append(packed)
+        self._require_enough()
+        gram = Gram(layout, kept)
+        everyone = range(len(kept))
+        raw = np.array([m.weight for m in self.members])
+        sq = np.array([m.sq for m in self.members])
+        clips = np.array([filter.scale(m.norm) for m in self.members])
+        shares = raw / raw.sum()
+        gsi_unfiltered = _gsi_all(sq, gram.mean_sq(shares), shares)
+
+        if filter.robust:
+            shares, factor, chosen = self._share(np.ones(len(kept))), 1.0, list(everyone)
+            trimmed_mean(layout, kept, filter.trim(len(kept)), self.total.flat)
+        else:
+            chosen = filter.select(gram.of(everyone, clips).distances_sq())
+            for k in set(everyone) - set(chosen):
+                self.members[k].entry["rejected"] = f"left out by {filter}"
+            self.members = [self.members[k] for k in chosen]
+            clients: list[Client] = [m.entry["id"] for m in self.members]
+            raw, self.weighting_state = self.plan.weighting.reweigh(
+                raw[chosen], gram.of(chosen, clips), clients, self.weighting_state
+            )
+            shares, factor = self._share(raw), float(raw[0] / raw.sum())
+            factors = [float(x) for x in raw / raw[0] * clips[chosen]]
+            self._sweep([kept[k] for k in chosen], [(self.total, factors)], measure=False)
+        for member, share in zip(self.members, shares, strict=True):
+            self._add_rest(member, float(share))
+        mean_sq = norms_sq(layout, self.total.flat) * factor**2
+        clipped_sq = (sq * clips[:, None] ** 2)[chosen]
+        return Taken(self.total.flat, factor, shares, clipped_sq, mean_sq, gsi_unfiltered)
+
+    def _open(self, item: Any) -> tuple[dict[str, Any], Source] | None:
+        """The update's line in the record and its content, unless its form is wrong."""
+        update = Update(item) if isinstance(item, Mapping | Tensor) else item
+        entry: dict[str, Any] = {"id": None, "weight": 0.0, "loss": None, "sq_norm": None}
+        self.entries.append(entry)
+        try:
+            if not isinstance(update, Update):
+                raise Rejected(
+                    f"a {type(item).__name__} is neither an Update nor a dict of tensors"
+                )
+            entry["id"], entry["loss"] = update.client, _finite(update.loss)
+            if self.plan.weighting.needs_client and update.client is None:
+                raise Rejected(f"{type(self.plan.weighting).__name__} needs Update(client=...)")
+            source = open_update(update, self.plan.layout, wants_extra=self.plan.wants_extra)
+            if source.extra:
+                sq = self._sweep([source.extra])[0]
+                if not np.isfinite(sq).all():
+                    self._reject_values(sq, source.extra.tensors, "extra ")
+        except Rejected as reason:
+            entry["rejected"] = str(reason)
+            return None
+        return entry, source
+
+    def _judge(self, entry: dict[str, Any], source: Source, sq: np.ndarray) -> Member | None:
+        """Lets an update in by its weight and norm, or notes why not."""
+        norm_sq = math.fsum(sq.tolist()) if np.isfinite(sq).all() else math.nan
+        entry["sq_norm"] = _finite(norm_sq)
+        weight = self.plan.weighting.weigh(source.weight)
+        member = Member(entry, weight, sq, math.sqrt(norm_sq), source)
+        try:
+            if math.isnan(norm_sq):
+                self._reject_values(sq, source.tensors)
+            self.gate.check_weight(source.weight)
+            if self.members and weight > MAX_PROPORTION * self.members[0].weight:
+                raise Rejected(f"weight {source.weight:.4g} is out of proportion to the others'")
+            self.gate.check_norm(member.norm, self.start_norm)
+        except Rejected as reason:
+            entry["rejected"] = str(reason)
+            return None
+        self.gate.let_in(source.weight, member.norm)
+        self.members.append(member)
+        return member
+
+    def _reject_values(self, sq: np.ndarray, tensors: Content, what: str = "") -> None:
+        """Says which tensor it was that has no finite norm."""
+        first = int(np.flatnonzero(~np.isfinite(sq))[0])
+        name = f"{what}{self.plan.layout.names[first]!r}"
+        tensor = tensors[first] if isinstance(tensors, list) else tensors
+        if bool(torch.isfinite(tensor).all()):
+            raise Rejected(f"{name} has values too large for a norm below 1e12")
+        raise Rejected(f"{name} holds NaN or inf")
+
+    def _require_enough(self) -> None:
+        n, least = len(self.members), self.plan.min_clients
+        if n < least:
+            raise Skipped(f"{n} of {len(self.entries)} updates were accepted, {least} are needed")
+        if reason := self.plan.filter.needs(n):
+            raise Skipped(reason)
+
+    def _share(self, raw: np.ndarray) -> np.ndarray:
+        """Weights that sum to 1, noted in the record."""
+        shares = raw / raw.sum()
+        for member, share in zip(self.members, shares, strict=True):
+            member.entry["weight"] = float(share)
+        return shares
+
+    def _add_rest(self, member: Member, weight: float) -> None:
+        """What travels beside the parameters of an update that is in; then lets it go."""
+        assert member.source
+        self.buffers.add(member.source.buffers, weight)
+        if self.extra and member.source.extra:
+            self._sweep([member.source.extra], [(self.extra, [1.0])], measure=False)
+        member.source = None
+
+    def _sweep(
+        self,
+        sources: Sequence[Source | Tensor],
+        into: Sequence[tuple[Sum, Sequence[float]]] = (),
+        *,
+        measure: bool = True,
+    ) -> np.ndarray:
+        layout = self.plan.layout
+        squares = [np.empty((0, len(layout.names)))]
+        for k in range(0, len(sources), WINDOW):
+            part = slice(k, k + WINDOW)
+            sums = [(total, weights[part]) for total, weights in into]
+            squares.append(sweep(layout, sources[part], self.base, sums, measure=measure))
+        return np.concatenate(squares)
+
+
+class BufferMean:
+    """Buffers of trained models: floats are averaged by weight, counters take the maximum."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.kinds = layout.buffers
+        self.sums: dict[str, Tensor] = {}
+        self.weight = 0.0
+
+    def add(self, buffers: Mapping[str, Tensor], weight: float) -> None:
+        self.weight += weight if buffers else 0.0
+        for name, value in buffers.items():
+            old = self.sums.get(name)
+            if value.is_floating_point():
+                part = value.double() * weight
+                self.sums[name] = part if old is None else old + part
+            else:
+                self.sums[name] = value.clone() if old is None else torch.maximum(old, value)
+
+    def mean(self) -> dict[str, Tensor]:
+        """The new buffers, in their own dtypes; empty if no update brought any."""
+        means = {n: s / self.weight if s.is_floating_point() else s for n, s in self.sums.items()}
+        return {name: mean.to(self.kinds[name][1]) for name, mean in means.items()}
+
+
+def _copied(buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in buffers.items()}
+
+
+def _finite(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _gsi_all(sq: np.ndarray, mean_sq: np.ndarray, shares: np.ndarray) -> float:
+    sum_sq = (shares[:, None] * sq).sum(keepdims=True)[0]
+    return float(indicator(sum_sq, mean_sq.sum(keepdims=True), shares)[0])

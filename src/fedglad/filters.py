@@ -1,0 +1,169 @@
+"""Filters and robust means: what happens to updates before the indicator sees them.
+
+An outlier raises GSI, so without a filter a hostile client could buy itself a larger step.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filter:
+    """No filter: every valid update counts."""
+
+    keeps_updates: ClassVar[bool] = False  # needs the whole cohort at once
+    robust: ClassVar[bool] = False  # replaces the mean and ignores the weights
+
+    @property
+    def leaves_one(self) -> bool:
+        """Whether a single update is left, so that there is no disagreement to measure."""
+        return False
+
+    @property
+    def scales(self) -> bool:
+        """Whether `scale` may differ from 1, so that the norm must be known before adding."""
+        return False
+
+    def scale(self, norm: float) -> float:
+        """What an update of this norm is multiplied with."""
+        return 1.0
+
+    def needs(self, n: int) -> str | None:
+        """Why n updates are too few, or None."""
+        return None
+
+    def select(self, distances_sq: np.ndarray) -> list[int]:
+        """Which updates are kept, in cohort order, from all pairs of squared distances."""
+        return list(range(len(distances_sq)))
+
+    def trim(self, n: int) -> int:
+        """How many values a robust mean drops on each side of every coordinate."""
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormClip(Filter):
+    """g · min(1, c/‖g‖): no update is longer than c (Sun et al. 2019, arXiv:1911.07963)."""
+
+    max_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.max_norm > 0:
+            raise ValueError(f"NormClip(max_norm={self.max_norm!r}): must be greater than 0")
+
+    @property
+    def scales(self) -> bool:
+        return True
+
+    def scale(self, norm: float) -> float:
+        return min(1.0, self.max_norm / norm) if norm > 0 else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiKrum(Filter):
+    """The m updates with the lowest Krum scores (Blanchard et al. 2017, arXiv:1703.02757).
+
+    Score: the sum of squared distances to the n − f − 2 nearest others. `m` defaults to n − f.
+    """
+
+    keeps_updates: ClassVar[bool] = True
+    f: int = 1
+    m: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.f < 0:
+            raise ValueError(f"{self._name}(f={self.f!r}): the number of bad clients is 0 or more")
+        if self.m is not None and self.m < 1:
+            raise ValueError(f"{self._name}(m={self.m!r}): at least one update must be kept")
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    @property
+    def leaves_one(self) -> bool:
+        return self.m == 1
+
+    def needs(self, n: int) -> str | None:
+        least = 2 * self.f + 3
+        if n < least:
+            return (
+                f"{self._name} with f={self.f} needs at least {least} updates, got {n}: "
+                "lower f or raise clients_per_round"
+            )
+        if self.m is not None and self.m > n - self.f:
+            return (
+                f"{self._name} with m={self.m} and f={self.f} needs at least {self.m + self.f} "
+                f"updates, got {n}: lower m or f or raise clients_per_round"
+            )
+        return None
+
+    def select(self, distances_sq: np.ndarray) -> list[int]:
+        n = len(distances_sq)
+        nearest = np.sort(distances_sq + np.diag(np.full(n, np.inf)), axis=1)
+        scores = nearest[:, : n - self.f - 2].sum(axis=1)
+        best = np.argsort(scores, kind="stable")[: self.m or n - self.f]
+        return sorted(int(k) for k in best)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Krum(MultiKrum):
+    """The one update with the lowest Krum score (Blanchard et al. 2017, arXiv:1703.02757).
+
+    It leaves one update, whose GSI is 1 by definition: refused with an adapter that compares
+    updates; use multi-krum.
+    """
+
+    m: int | None = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.m != 1:
+            raise ValueError(f"Krum(m={self.m!r}): Krum keeps one update, use MultiKrum")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrimmedMean(Filter):
+    """Per coordinate, the mean without the ⌊βn⌋ smallest and largest (Yin et al. 2018).
+
+    Ignores weights. GSI then uses the robust mean and may be below 1. arXiv:1803.01498.
+    """
+
+    keeps_updates: ClassVar[bool] = True
+    robust: ClassVar[bool] = True
+    beta: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta < 0.5:
+            raise ValueError(f"TrimmedMean(beta={self.beta!r}): must be in [0, 0.5)")
+
+    def trim(self, n: int) -> int:
+        return math.floor(self.beta * n + 1e-9)  # 0.3 * 10 is 3, not 2.9999
+
+
+@dataclass(frozen=True, kw_only=True)
+class Median(Filter):
+    """Per coordinate, the median (Yin et al. 2018, arXiv:1803.01498).
+
+    Ignores weights. GSI then uses the median and may be below 1. Of an even number of updates,
+    the mean of the middle two: a trimmed mean that leaves one or two.
+    """
+
+    keeps_updates: ClassVar[bool] = True
+    robust: ClassVar[bool] = True
+
+    def trim(self, n: int) -> int:
+        return (n - 1) // 2
+
+
+REGISTRY = {
+    "none": Filter,
+    "norm-clip": NormClip,
+    "krum": Krum,
+    "multi-krum": MultiKrum,
+    "median": Median,
+    "trimmed-mean": TrimmedMean,
+}

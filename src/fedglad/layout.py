@@ -1,0 +1,216 @@
+"""A model's tensors over one flat vector: names, shapes, parameters apart from buffers.
+
+Every tensor starts at a multiple of ROW elements and is followed by zeros up to the next one. So
+a sum of squares per tensor is a sum over whole rows, whatever the tensor's size, and a row is
+always summed by one thread in one order: the bits depend neither on the number of threads nor
+on where an array happens to lie in memory.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+ROW = 256
+BLOCK = 1 << 18  # elements: a block of an update and of the sum stay in the second-level cache
+
+BUFFER_SUFFIXES = ("running_mean", "running_var", "num_batches_tracked")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """`length` elements of tensor `index` from `source` on, at `target` within a block."""
+
+    index: int
+    source: int
+    length: int
+    target: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """A cache-sized stretch of the flat vector: several small tensors, or a part of a large one."""
+
+    start: int
+    stop: int
+    pieces: tuple[Piece, ...]
+    gaps: tuple[slice, ...]  # the padding, relative to the block
+
+    @property
+    def span(self) -> slice:
+        return slice(self.start, self.stop)
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.start // ROW, self.stop // ROW)
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def whole(self) -> Piece | None:
+        """The one piece that fills this block without padding, if there is one."""
+        return self.pieces[0] if len(self.pieces) == 1 and not self.gaps else None
+
+
+class Layout:
+    """Where each parameter lies in a flat vector of `size` elements.
+
+    `dtype` is the working precision: float32, or float64 if any parameter is. `aliases` maps a
+    tied parameter's further names to its first one: it exists, and is averaged, once.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        aliases: Mapping[str, str] | None = None,
+    ) -> None:
+        if not any(t.numel() for t in parameters.values()):
+            raise ValueError(
+                "the model has no parameters, so there is nothing to average: pass a module with "
+                f"parameters, or name its buffers with buffers= (seen: {list(buffers)[:5]})"
+            )
+        for name, tensor in parameters.items():
+            if not tensor.is_floating_point():
+                raise ValueError(
+                    f"parameter {name!r} is {tensor.dtype}: parameters are real floating-point "
+                    "tensors; name others with buffers="
+                )
+        self.names = tuple(parameters)
+        self.index = {name: i for i, name in enumerate(self.names)}
+        self.aliases = dict(aliases or {})
+        self.shapes = tuple(tuple(t.shape) for t in parameters.values())
+        self.dtypes = tuple(t.dtype for t in parameters.values())
+        self.numels = tuple(t.numel() for t in parameters.values())
+        self.buffers = {name: (tuple(t.shape), t.dtype) for name, t in buffers.items()}
+        self.device = next(iter(parameters.values())).device
+        double = torch.float64 in self.dtypes
+        self.dtype = torch.float64 if double else torch.float32
+        self.exact = all(dtype == self.dtype for dtype in self.dtypes)
+
+        rows = np.array([-(-n // ROW) for n in self.numels])
+        ends = np.cumsum(rows)
+        self.starts = tuple(int(s) * ROW for s in ends - rows)
+        self.size = int(ends[-1]) * ROW
+        self._filled = np.flatnonzero(rows)  # tensors that have elements
+        self._first_rows = (ends - rows)[self._filled]
+        self._rows = rows
+        self.blocks = tuple(_blocks(self.starts, self.numels))
+
+    def zeros(self) -> Tensor:
+        """A flat vector of zeros."""
+        return torch.zeros(self.size, dtype=self.dtype, device=self.device)
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """The named tensors of a flat vector, as views into it."""
+        places = zip(self.names, self.starts, self.numels, self.shapes, strict=True)
+        return {name: flat[s : s + n].view(shape) for name, s, n, shape in places}
+
+    def pack(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The flat vector of named tensors."""
+        flat = self.zeros()
+        for name, view in self.views(flat).items():
+            view.copy_(tensors[name].detach())
+        return flat
+
+    def per_tensor(self, rows: np.ndarray) -> np.ndarray:
+        """Sums over the rows of each tensor (the last axis), each tensor by itself in one order."""
+        sums = np.zeros((*rows.shape[:-1], len(self.names)))
+        if rows.size:
+            sums[..., self._filled] = np.add.reduceat(rows, self._first_rows, axis=-1)
+        return sums
+
+    def spread(self, values: np.ndarray) -> Tensor:
+        """One value a tensor, repeated for each of its rows."""
+        return torch.as_tensor(np.repeat(values, self._rows), dtype=self.dtype, device=self.device)
+
+    def describe(self) -> list[list[Any]]:
+        """[name, shape, dtype, kind] of every tensor, as JSON types."""
+        parts = [(self.names, self.shapes, self.dtypes, "parameter")]
+        shapes, dtypes = zip(*self.buffers.values(), strict=True) if self.buffers else ((), ())
+        parts.append((tuple(self.buffers), shapes, dtypes, "buffer"))
+        return [
+            [name, list(shape), str(dtype).removeprefix("torch."), kind]
+            for names, shapes, dtypes, kind in parts
+            for name, shape, dtype in zip(names, shapes, dtypes, strict=True)
+        ]
+
+
+def _blocks(starts: tuple[int, ...], numels: tuple[int, ...]) -> Iterator[Block]:
+    pieces: list[Piece] = []
+    begin = 0
+    for index, (start, numel) in enumerate(zip(starts, numels, strict=True)):
+        end = start + -(-numel // ROW) * ROW
+        if end - begin > BLOCK and pieces:
+            yield _block(begin, start, pieces)
+            pieces, begin = [], start
+        source = 0
+        while end - begin > BLOCK:
+            yield _block(begin, begin + BLOCK, [Piece(index, source, BLOCK, 0)])
+            source, begin = source + BLOCK, begin + BLOCK
+        if numel > source:
+            pieces.append(Piece(index, source, numel - source, start + source - begin))
+    if pieces:
+        yield _block(
+            begin, begin + -(-(pieces[-1].target + pieces[-1].length) // ROW) * ROW, pieces
+        )
+
+
+def _block(start: int, stop: int, pieces: list[Piece]) -> Block:
+    ends = [p.target + p.length for p in pieces]
+    gaps = zip(ends, [*(p.target for p in pieces[1:]), stop - start], strict=True)
+    return Block(start, stop, tuple(pieces), tuple(slice(a, b) for a, b in gaps if b > a))
+
+
+def as_tensor(value: Any) -> Tensor:
+    """A torch view of a tensor, a numpy array or anything with `__array__`."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    array = np.asarray(value)
+    if array.dtype.name == "bfloat16":  # ml_dtypes, as JAX uses it
+        return as_tensor(array.view(np.uint16)).view(torch.bfloat16)
+    if any(step < 0 for step in array.strides):
+        array = array.copy()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not writable")  # we only read
+        return torch.from_numpy(array)
+
+
+def split(
+    model: nn.Module | Mapping[str, Any], buffers: Any = None
+) -> tuple[Layout, dict[str, Tensor], dict[str, Tensor]]:
+    """The layout, the parameters and the buffers of a module or of a plain state_dict.
+
+    A module knows its buffers. In a plain dict they are the integer tensors and the names that
+    end like BatchNorm's statistics; `buffers`, a collection of names, overrides both.
+    """
+    aliases: dict[str, str] = {}
+    if isinstance(model, nn.Module):
+        state = {n: t for n, t in model.state_dict().items() if isinstance(t, Tensor)}
+        first = {id(p): name for name, p in model.named_parameters()}
+        all_names = model.named_parameters(remove_duplicate=False)
+        aliases = {name: first[id(p)] for name, p in all_names if first[id(p)] != name}
+        found = state.keys() - first.values() - aliases.keys()
+    else:
+        state = {name: as_tensor(value) for name, value in model.items()}
+        found = {n for n, t in state.items() if not _is_parameter(n, t)}
+    if buffers is not None:
+        found = set(buffers)
+        if unknown := found - state.keys():
+            raise ValueError(
+                f"buffers= names {sorted(unknown)[0]!r}, which the model does not have"
+            )
+    named_buffers = {name: t for name, t in state.items() if name in found}
+    parameters = {n: t for n, t in state.items() if n not in found and n not in aliases}
+    return Layout(parameters, named_buffers, aliases), parameters, named_buffers
+
+
+def _is_parameter(name: str, tensor: Tensor) -> bool:
+    integral = not (tensor.is_floating_point() or tensor.is_complex())
+    return not integral and name.rpartition(".")[2] not in BUFFER_SUFFIXES

@@ -1,0 +1,172 @@
+"""Server optimizers: from the mean difference ḡ to the next θ.
+
+Each steps in place on a stretch of the flat vectors, and is given both ḡ and s·ḡ: first moments
+see the scaled one, second moments the raw one. t counts the rounds that stepped before this one.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Slots = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer(ABC):
+    """What all have in common: a rate, and named model-sized vectors (slots) as their state."""
+
+    lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        self._check("lr", self.lr, math.isfinite(self.lr) and self.lr > 0, "positive and finite")
+
+    def _check(self, name: str, value: object, good: bool, must: str) -> None:
+        if not good:
+            raise ValueError(f"{type(self).__name__}({name}={value!r}): must be {must}")
+
+    def _check_decay(self, name: str, value: float) -> None:
+        self._check(name, value, 0 <= value < 1, "in [0, 1)")
+
+    def slots(self) -> dict[str, float]:
+        """The slots it keeps, and the value each starts with."""
+        return {}
+
+    @abstractmethod
+    def step(self, theta: Tensor, mean: Tensor, scaled: Tensor, slots: Slots, t: int) -> None:
+        """Moves theta and the slots in place; `mean` is ḡ and `scaled` is s·ḡ."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD(Optimizer):
+    """FedAvg with a server rate (McMahan et al. 2017, arXiv:1602.05629): θ ← θ − η s ḡ."""
+
+    def step(self, theta: Tensor, mean: Tensor, scaled: Tensor, slots: Slots, t: int) -> None:
+        theta.sub_(scaled, alpha=self.lr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Momentum(Optimizer):
+    """FedAvgM (Hsu et al. 2019): m ← μm + (1−d) s ḡ, θ ← θ − ηm; Nesterov: θ − η(s ḡ + μm).
+
+    With a constant local rate it is SlowMo too. arXiv:1909.06335.
+    Differs from FedGLAD's Alg. 2: undampened (d = 0) by default, as in its published code.
+    """
+
+    momentum: float = 0.9
+    dampening: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_decay("momentum", self.momentum)
+        self._check_decay("dampening", self.dampening)
+        plain = self.momentum > 0 and self.dampening == 0
+        self._check("nesterov", True, plain or not self.nesterov, "without dampening, momentum > 0")
+
+    def slots(self) -> dict[str, float]:
+        return {"m": 0.0}
+
+    def step(self, theta: Tensor, mean: Tensor, scaled: Tensor, slots: Slots, t: int) -> None:
+        m = slots["m"].mul_(self.momentum).add_(scaled, alpha=1 - self.dampening)
+        if self.nesterov:
+            theta.sub_(scaled, alpha=self.lr).sub_(m, alpha=self.lr * self.momentum)
+        else:
+            theta.sub_(m, alpha=self.lr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam(Optimizer):
+    """FedAdam: v ← β₂v + (1−β₂)ḡ², m ← β₁m + (1−β₁) s ḡ, θ ← θ − η c m/(√v + ε).
+
+    | form | β | ε | v₀ | c |
+    |---|---|---|---|---|
+    | "authors" (FedGLAD's published code) | .9, .999 | 1e-8 | 0 | √(1−β₂^{t+1}) / (1−β₁^{t+1}) |
+    | "reddi" (Reddi et al. 2021, Alg. 2, arXiv:2003.00295) | .9, .99 | 1e-3 | ε² | 1 |
+
+    `betas` and `eps` override the form's own. torch.optim.Adam places ε differently.
+    """
+
+    lr: float = 0.01
+    betas: tuple[float, float] | None = None
+    eps: float | None = None
+    form: Literal["authors", "reddi"] = "authors"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check("form", self.form, self.form in ("authors", "reddi"), "'authors' or 'reddi'")
+        beta1, beta2, eps = self._settings
+        self._check_decay("betas[0]", beta1)
+        self._check_decay("betas[1]", beta2)
+        self._check("eps", eps, math.isfinite(eps) and eps > 0, "positive and finite")
+
+    @property
+    def _settings(self) -> tuple[float, float, float]:
+        betas, eps = ((0.9, 0.999), 1e-8) if self.form == "authors" else ((0.9, 0.99), 1e-3)
+        beta1, beta2 = self.betas or betas
+        return beta1, beta2, eps if self.eps is None else self.eps
+
+    def slots(self) -> dict[str, float]:
+        return {"m": 0.0, "v": 0.0 if self.form == "authors" else self._settings[2] ** 2}
+
+    def second_moment(self, v: Tensor, mean: Tensor, beta2: float) -> None:
+        v.mul_(beta2).addcmul_(mean, mean, value=1 - beta2)
+
+    def step(self, theta: Tensor, mean: Tensor, scaled: Tensor, slots: Slots, t: int) -> None:
+        beta1, beta2, eps = self._settings
+        rate = self.lr
+        if self.form == "authors":
+            rate *= math.sqrt(1 - beta2 ** (t + 1)) / (1 - beta1 ** (t + 1))
+        self.second_moment(slots["v"], mean, beta2)
+        m = slots["m"].lerp_(scaled, 1 - beta1)
+        theta.addcdiv_(m, slots["v"].sqrt().add_(eps), value=-rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Yogi(Adam):
+    """FedYogi: Adam with v ← v − (1−β₂) ḡ² sign(v − ḡ²) (Reddi et al. 2021, arXiv:2003.00295)."""
+
+    form: Literal["authors", "reddi"] = "reddi"
+
+    def second_moment(self, v: Tensor, mean: Tensor, beta2: float) -> None:
+        square = mean.square()
+        v.addcmul_(square, torch.sign(v - square), value=beta2 - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adagrad(Optimizer):
+    """FedAdagrad (Reddi et al. 2021): v ← v + ḡ², θ ← θ − η s ḡ/(√v + ε), v₀ = ε².
+
+    With `beta1` > 0 the step takes m ← β₁m + (1−β₁) s ḡ instead of s ḡ. arXiv:2003.00295.
+    """
+
+    lr: float = 0.01
+    beta1: float = 0.0
+    eps: float = 1e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_decay("beta1", self.beta1)
+        self._check(
+            "eps", self.eps, math.isfinite(self.eps) and self.eps > 0, "positive and finite"
+        )
+
+    def slots(self) -> dict[str, float]:
+        return {"v": self.eps**2, **({"m": 0.0} if self.beta1 else {})}
+
+    def step(self, theta: Tensor, mean: Tensor, scaled: Tensor, slots: Slots, t: int) -> None:
+        slots["v"].addcmul_(mean, mean)
+        first = slots["m"].lerp_(scaled, 1 - self.beta1) if self.beta1 else scaled
+        theta.addcdiv_(first, slots["v"].sqrt().add_(self.eps), value=-self.lr)
+
+
+REGISTRY = {
+    "sgd": SGD,
+    "momentum": Momentum,
+    "adam": Adam,
+    "adagrad": Adagrad,
+    "yogi": Yogi,
+}

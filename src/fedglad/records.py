@@ -1,0 +1,153 @@
+"""What flows through a round: Update in, Statistics inside, Record out."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+Arrays = Mapping[str, Any]
+"""Tensor name to torch tensor, numpy array or anything with `__array__` (a JAX array)."""
+
+CANCELLED = 1000.0
+"""A GSI from here on means that the updates cancel: r orthogonal updates give only sqrt(r)."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """One client's result: the difference θ − θ_k, or the trained state_dict θ_k.
+
+    | argument | meaning |
+    |---|---|
+    | `delta`  | {name: θ − θ_k}, every parameter; or one vector in the order of `server.layout` |
+    | `model`  | the trained state_dict, parameters and buffers; the server forms the difference |
+    | `weight` | the client's say in the mean, usually its number of samples |
+    | `client` | who it was: an int or a string, kept in the record |
+    | `steps`, `loss` | local steps taken, mean training loss: kept for methods and the record |
+    | `extra`  | a second set of tensors some client methods send (SCAFFOLD's c_k⁺ − c_k) |
+
+    The arrays are read, never written, and must stay as they are until `server.step` returns
+    when a list is given; from an iterator, until the next item is asked for.
+    """
+
+    delta: Arrays | Tensor | None = None
+    model: Arrays | None = None
+    _: KW_ONLY
+    weight: float = 1.0
+    client: int | str | None = None
+    steps: int | None = None
+    loss: float | None = None
+    extra: Arrays | Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if (self.delta is None) == (self.model is None):
+            given = "neither" if self.delta is None else "both"
+            raise ValueError(
+                f"an Update takes the difference or the trained model, got {given}: "
+                "Update({name: theta - theta_k}) or Update(model=state_dict)"
+            )
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """A cohort in numbers, per parameter tensor: all that an adapter may look at.
+
+    | field | meaning |
+    |---|---|
+    | `sum_sq`, `sum_sq2` | Σ w‖g‖² and Σ w²‖g‖² |
+    | `mean_sq` | ‖ḡ‖² with ḡ = Σ w g, or the robust mean that took its place |
+    | `weights` | w_k, summing to 1 unless an estimator says otherwise |
+    | `N` | the number of clients there are, where known |
+    | `direction` | ⟨ḡ, m⟩ for an adapter that declares a running mean m of ḡ |
+    """
+
+    sum_sq: dict[str, float]
+    sum_sq2: dict[str, float]
+    mean_sq: dict[str, float]
+    weights: tuple[float, ...]
+    N: int | None = None
+    direction: dict[str, float] | None = None
+
+    @property
+    def r(self) -> int:
+        """The number of updates in the mean."""
+        return len(self.weights)
+
+    @property
+    def gsi_all(self) -> float:
+        """GSI over all parameters as one group."""
+        sum_sq, mean_sq = (np.array([math.fsum(x.values())]) for x in (self.sum_sq, self.mean_sq))
+        return float(indicator(sum_sq, mean_sq, self.weights)[0])
+
+
+def indicator(sum_sq: np.ndarray, mean_sq: np.ndarray, weights: Iterable[float]) -> np.ndarray:
+    """GSI = sqrt(W Σw‖g‖² / ‖Σwg‖²), W = Σw, per group (Yang et al. 2023, eq. 8).
+
+    1 where all updates agree, or are zero, or there is only one; capped at 1000, where they
+    cancel. Below 1 only for a robust mean.
+    """
+    weights = tuple(weights)
+    if len(weights) == 1:
+        return np.ones_like(sum_sq)
+    top = math.fsum(weights) * sum_sq
+    floor = top / CANCELLED**2
+    usable = (top > 0) & (mean_sq > floor)
+    gsi = np.where(top > 0, CANCELLED, 1.0)
+    return np.sqrt(np.divide(top, mean_sq, out=gsi**2, where=usable))
+
+
+@dataclass(frozen=True)
+class Record:
+    """What happened in one round: the server's answer to `step`.
+
+    | field | meaning |
+    |---|---|
+    | `status`, `reason` | "stepped", or "skipped" and why (θ and all state are then unchanged) |
+    | `clients` | one dict each: id, weight in the mean, loss, sq_norm; `rejected`: why |
+    | `gsi`, `baseline`, `scale` | {group: float}: the indicator, what it was compared with, s |
+    | `gsi_all`, `gsi_unfiltered` | GSI over all parameters, after and before the filter |
+    | `statistics` | the sums per tensor that all of it came from |
+    """
+
+    status: str
+    reason: str | None = None
+    clients: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    gsi: dict[str, float] = field(default_factory=dict[str, float])
+    baseline: dict[str, float] = field(default_factory=dict[str, float])
+    scale: dict[str, float] = field(default_factory=dict[str, float])
+    gsi_all: float | None = None
+    gsi_unfiltered: float | None = None
+    train_loss: float | None = None
+    statistics: Statistics | None = None
+
+    @property
+    def stepped(self) -> bool:
+        return self.status == "stepped"
+
+    @property
+    def rejected(self) -> dict[int | str | None, str]:
+        """{client: reason} of the updates that were left out."""
+        return {c["id"]: c["rejected"] for c in self.clients if "rejected" in c}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as JSON types, in the fields of a run's `rounds.jsonl`."""
+        tensors: dict[str, dict[str, float]] = {}
+        if stats := self.statistics:
+            parts = {"sum_sq": stats.sum_sq, "sum_sq2": stats.sum_sq2, "mean_sq": stats.mean_sq}
+            tensors = {n: {key: part[n] for key, part in parts.items()} for n in stats.sum_sq}
+        groups = {
+            name: {"gsi": gsi, "baseline": self.baseline.get(name), "scale": self.scale[name]}
+            for name, gsi in self.gsi.items()
+        }
+        return {
+            "status": self.status,
+            **({"reason": self.reason} if self.reason else {}),
+            "clients": self.clients,
+            "train_loss": self.train_loss,
+            "gsi_all": self.gsi_all,
+            "gsi_unfiltered": self.gsi_unfiltered,
+            "tensors": tensors,
+            "groups": groups,
+        }

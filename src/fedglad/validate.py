@@ -1,0 +1,205 @@
+"""Nothing poisons the model: what an update must be before it may touch a sum."""
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, strided
+
+from fedglad.layout import Layout, as_tensor
+from fedglad.records import Update
+
+MAX_NORM = 1e12
+MAX_PROPORTION = 1e12  # between two weights of one round: beyond it float32 sums lose the lighter
+MEMORY = 1000  # accepted updates whose norms and weights make the running medians
+
+
+class Rejected(Exception):
+    """An update is left out; the message is the reason kept in the record."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guard:
+    """Rejects an update whose norm or weight is out of all proportion.
+
+    The measure is the running median of accepted ones; before there is any, a norm is compared
+    with max(1, ‖θ‖). `math.inf` switches one of the two off, `Server(guard=None)` both.
+    """
+
+    norm: float = 100.0
+    weight: float = 10_000.0
+
+    def __post_init__(self) -> None:
+        for name in ("norm", "weight"):
+            value = getattr(self, name)
+            if not value > 1:
+                raise ValueError(f"Guard({name}={value!r}): the factor must be greater than 1")
+
+
+class Median:
+    """The median of the last MEMORY values, kept in order."""
+
+    def __init__(self, values: Iterable[float] = ()) -> None:
+        self.values = deque[float](values, maxlen=MEMORY)
+        self._sorted = sorted(self.values)
+
+    def push(self, value: float) -> None:
+        if len(self.values) == MEMORY:
+            del self._sorted[bisect_left(self._sorted, self.values[0])]
+        self.values.append(value)
+        insort(self._sorted, value)
+
+    @property
+    def value(self) -> float:
+        """The lower median; 0 if there is none."""
+        return self._sorted[(len(self._sorted) - 1) // 2] if self._sorted else 0.0
+
+
+class Gate:
+    """Decides, update by update in cohort order, who comes in; remembers whom it let in.
+
+    A round works on a copy and keeps it only if it stepped.
+    """
+
+    def __init__(
+        self, guard: Guard | None, norms: Iterable[float] = (), weights: Iterable[float] = ()
+    ) -> None:
+        self.guard = guard
+        self.norms = Median(norms)
+        self.weights = Median(weights)
+
+    def copy(self) -> "Gate":
+        return Gate(self.guard, self.norms.values, self.weights.values)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether norms have nothing yet to be compared with but the model itself."""
+        return self.norms.value == 0
+
+    def check_weight(self, weight: float) -> None:
+        usual = self.weights.value
+        if self.guard and usual and weight > self.guard.weight * usual:
+            limit = f"{self.guard.weight:g} times the median {usual:.4g}"
+            raise Rejected(f"weight {weight:.4g} is more than {limit}")
+
+    def check_norm(self, norm: float, start: float) -> None:
+        if not norm <= MAX_NORM:
+            raise Rejected(f"norm {norm:.3g} is above {MAX_NORM:.0e}")
+        median = self.norms.value
+        usual, what = (median, "the median") if median else (start, "max(1, the model's norm)")
+        if self.guard and norm > self.guard.norm * usual:
+            limit = f"{self.guard.norm:g} times {what} {usual:.4g}"
+            raise Rejected(f"norm {norm:.4g} is more than {limit}")
+
+    def let_in(self, weight: float, norm: float) -> None:
+        self.weights.push(weight)
+        self.norms.push(norm)
+
+
+Content = list[Tensor] | Tensor
+"""One flat tensor per parameter, or the packed vector."""
+
+
+@dataclass(slots=True)
+class Source:
+    """An update whose form is right."""
+
+    weight: float
+    tensors: Content
+    trained: bool = False  # the tensors are θ_k, not θ − θ_k
+    buffers: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    extra: "Source | None" = None
+
+
+def open_update(update: Update, layout: Layout, *, wants_extra: bool) -> Source:
+    """The update as a Source; raises Rejected unless names, shapes and dtypes are the model's."""
+    weight = _weight(update.weight)
+    trained = update.model is not None
+    buffers: dict[str, Tensor] = {}
+    if trained:
+        assert update.model is not None
+        tensors = _parameters(update.model, layout, "model")
+        buffers = {name: _buffer(update.model, name, layout) for name in layout.buffers}
+    else:
+        assert update.delta is not None
+        tensors = _tensors(update.delta, layout, "delta")
+    extra = None
+    if wants_extra:
+        if update.extra is None:
+            raise Rejected("the method needs Update(extra=...), and there is none")
+        extra = Source(1.0, _tensors(update.extra, layout, "extra"))
+    return Source(weight, tensors, trained, buffers, extra)
+
+
+def _weight(value: Any) -> float:
+    try:
+        weight = float(value)
+    except (TypeError, ValueError):
+        weight = math.nan
+    if not (math.isfinite(weight) and weight > 0):
+        raise Rejected(f"weight {value!r} is not a positive finite number")
+    return weight
+
+
+def _tensors(value: Mapping[str, Any] | Tensor, layout: Layout, what: str) -> Content:
+    if isinstance(value, Tensor):
+        if value.shape != (layout.size,) or value.dtype != layout.dtype:
+            raise Rejected(
+                f"{what} is one tensor of shape {tuple(value.shape)}, {value.dtype}: "
+                f"a packed vector has shape ({layout.size},), {layout.dtype}"
+            )
+        return value.detach().to(layout.device).contiguous()
+    return _parameters(value, layout, what)
+
+
+def _parameters(arrays: Mapping[str, Any], layout: Layout, what: str) -> list[Tensor]:
+    known = layout.index.keys() | layout.aliases.keys() | layout.buffers.keys()
+    if not isinstance(arrays, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise Rejected(f"{what} is a {type(arrays).__name__}, not a dict of tensors")
+    for name in arrays:
+        if name not in known and not str(name).endswith("_extra_state"):
+            raise Rejected(f"{what} has an extra tensor {name!r}")
+    found: list[Tensor] = []
+    for name, shape in zip(layout.names, layout.shapes, strict=True):
+        if name not in arrays:
+            raise Rejected(f"{what} has no tensor {name!r}")
+        tensor = _readable(arrays[name], name)
+        if not tensor.is_floating_point():
+            raise Rejected(f"{name!r} is {tensor.dtype}, not floating point")
+        if tensor.shape != shape:
+            raise Rejected(f"{name!r} has shape {tuple(tensor.shape)}, not {shape}")
+        found.append(tensor.reshape(-1))
+    for alias, name in layout.aliases.items():
+        if alias in arrays:
+            twin = _readable(arrays[alias], alias)
+            first = found[layout.index[name]]
+            if twin.data_ptr() != first.data_ptr() and not twin.reshape(-1).equal(first):
+                raise Rejected(f"{alias!r} is tied to {name!r} and differs from it")
+    return found
+
+
+def _buffer(arrays: Mapping[str, Any], name: str, layout: Layout) -> Tensor:
+    if name not in arrays:
+        raise Rejected(f"model has no tensor {name!r}")
+    tensor = _readable(arrays[name], name)
+    shape, dtype = layout.buffers[name]
+    if tensor.shape != shape:
+        raise Rejected(f"{name!r} has shape {tuple(tensor.shape)}, not {shape}")
+    if tensor.is_floating_point() != dtype.is_floating_point or tensor.is_complex():
+        raise Rejected(f"{name!r} is {tensor.dtype}, not {dtype}")
+    if not bool(tensor.isfinite().all()):
+        raise Rejected(f"{name!r} holds NaN or inf")
+    return tensor
+
+
+def _readable(value: Any, name: str) -> Tensor:
+    try:
+        tensor = as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise Rejected(f"{name!r} cannot be read as a tensor: {error}") from error
+    if tensor.layout != strided or tensor.is_quantized or tensor.is_meta:
+        raise Rejected(f"{name!r} is not a plain dense tensor")
+    return tensor
