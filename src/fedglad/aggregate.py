@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from fedglad.layout import BLOCK, ROW, Block, Layout
 from fedglad.validate import Source
@@ -17,14 +18,34 @@ TINY = 1e-30  # squared norms below it may have lost float32 squares to underflo
 
 
 class Sum:
-    """A running Σ w·x in a flat vector that is allocated once and reused for every round."""
+    """A running Σ w·x in a flat vector that is allocated once and used again every round.
+
+    `factor` turns it into a mean. Set before the last sweep, that happens block by block while the
+    sum is in the cache; set later, `mean_sq` does it.
+    """
 
     def __init__(self, layout: Layout) -> None:
+        self.layout = layout
         self.flat = layout.zeros()
-        self.empty = True
+        self.clear()
 
     def clear(self) -> None:
         self.empty = True
+        self.factor: float | None = None
+        self._rows: list[Tensor] = []
+
+    def finish(self, block: Block, factor: float) -> None:
+        x = self.flat[block.span].mul_(factor)
+        self._rows.append(vector_norm(x.view(-1, ROW), dim=1))
+
+    def mean_sq(self, factor: float) -> np.ndarray:
+        """‖ḡ‖² of each tensor of the mean, factor · Σ w·x, which `flat` then is."""
+        if self.factor is None:
+            self.factor = factor
+            for block in self.layout.blocks:
+                self.finish(block, factor)
+        assert self.factor == factor
+        return _squares(self.layout, [self._rows], [self.flat], self.flat)[0]
 
 
 def sweep(
@@ -39,10 +60,8 @@ def sweep(
 
     A source that holds a trained model counts as `base` − θ_k. A bare tensor is a packed vector.
     """
-    norms = torch.empty(
-        len(sources) * measure, layout.size // ROW, dtype=layout.dtype, device=layout.device
-    )
     scratch = torch.empty(min(BLOCK, layout.size), dtype=layout.dtype, device=layout.device)
+    rows: list[list[Tensor]] = [[] for _ in sources]
     for block in layout.blocks:
         targets = [(total.flat[block.span], total.empty, weights) for total, weights in into]
         for k, source in enumerate(sources):
@@ -53,10 +72,20 @@ def sweep(
                 else:
                     target.add_(x, alpha=weights[k])
             if measure:
-                torch.linalg.vector_norm(x.view(-1, ROW), dim=1, out=norms[k, block.rows])
+                rows[k].append(vector_norm(x.view(-1, ROW), dim=1))
+        for total, _ in into:
+            if total.factor is not None:
+                total.finish(block, total.factor)
     for total, _ in into:
         total.empty = False
-    squares = layout.per_tensor(np.square(norms.cpu().numpy(), dtype=np.float64))
+    return _squares(layout, rows, sources, base) if measure else np.empty((0, len(layout.names)))
+
+
+def _squares(
+    layout: Layout, rows: list[list[Tensor]], sources: Sequence[Source | Tensor], base: Tensor
+) -> np.ndarray:
+    norms = [torch.cat(found).cpu().numpy() for found in rows]
+    squares = layout.per_tensor(np.square(norms, dtype=np.float64))
     for k, i in zip(*np.nonzero(squares < TINY), strict=True):
         squares[k, i] = _small(layout, int(i), sources[k], base)
     return squares
@@ -92,12 +121,12 @@ def _read(
     if isinstance(tensors, Tensor):
         return tensors[block.span]
     whole = block.whole
-    x = tensors[whole.index][whole.source : whole.source + whole.length] if whole else None
-    if x is None or x.dtype != layout.dtype or x.device != layout.device:
+    if whole and (x := tensors[whole.index]).dtype == layout.dtype and x.device == layout.device:
+        x = x[whole.span]
+    else:
         x = scratch[: block.size]
         for piece in block.pieces:
-            part = tensors[piece.index][piece.source : piece.source + piece.length]
-            x[piece.target : piece.target + piece.length] = part
+            x[piece.place] = tensors[piece.index][piece.span]
         for gap in block.gaps:
             x[gap] = 0
     return torch.sub(base[block.span], x, out=scratch[: block.size]) if source.trained else x

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedglad.aggregate import Sum, norms_sq, pack, sweep
+from fedglad.aggregate import Sum, pack, sweep
 from fedglad.filters import Filter
 from fedglad.gram import Gram, trimmed_mean
 from fedglad.layout import Layout
@@ -52,10 +52,9 @@ class Member:
 
 @dataclass(frozen=True)
 class Taken:
-    """A cohort that was added up: the mean is `factor` · `flat`."""
+    """A cohort that was added up."""
 
-    flat: Tensor
-    factor: float
+    mean: Tensor
     shares: np.ndarray  # the weights in the mean, (k,)
     sq: np.ndarray  # ‖g_k‖² of each tensor, (k, tensors), as they entered the mean
     mean_sq: np.ndarray  # ‖mean‖² of each tensor
@@ -101,22 +100,24 @@ class Intake:
         self._require_enough()
         raw = np.array([m.weight for m in self.members])
         shares = self._share(raw)
-        factor = self.members[0].weight / float(raw.sum())
+        factor = float(raw[0] / raw.sum())
         sq = np.array([m.sq for m in self.members])
-        mean_sq = norms_sq(layout, self.total.flat) * factor**2
-        plain_sq = mean_sq
-        if filter.scales:
-            plain_sq = norms_sq(layout, unfiltered.flat) * factor**2
+        mean_sq = self.total.mean_sq(factor)
+        plain_sq = unfiltered.mean_sq(factor) if filter.scales else mean_sq
         gsi = _gsi_all(sq, plain_sq, shares)
         clips = np.array([filter.scale(m.norm) for m in self.members])
-        return Taken(self.total.flat, factor, shares, sq * clips[:, None] ** 2, mean_sq, gsi)
+        return Taken(self.total.flat, shares, sq * clips[:, None] ** 2, mean_sq, gsi)
 
     def _window(self, updates: Sequence[Any], unfiltered: Sum, *, fused: bool) -> None:
         opened = [found for update in updates if (found := self._open(update))]
         sources = [source for _, source in opened]
         weigh = self.plan.weighting.weigh
-        hoped = [weigh(s.weight) / weigh(sources[0].weight) for s in sources]
-        squares = self._sweep(sources, [(self.total, hoped)] if fused else [])
+        raw = np.array([weigh(source.weight) for source in sources])
+        if fused and sources:
+            into = [(self.total, [float(w) for w in raw / raw[0]])]
+            squares = self._sweep(sources, into, factor=float(raw[0] / raw.sum()))
+        else:
+            squares = self._sweep(sources)
         new = [
             m for found, sq in zip(opened, squares, strict=True) if (m := self._judge(*found, sq))
         ]
@@ -170,9 +171,9 @@ class Intake:
             self._sweep([kept[k] for k in chosen], [(self.total, factors)], measure=False)
         for member, share in zip(self.members, shares, strict=True):
             self._add_rest(member, float(share))
-        mean_sq = norms_sq(layout, self.total.flat) * factor**2
+        mean_sq = self.total.mean_sq(factor)
         clipped_sq = (sq * clips[:, None] ** 2)[chosen]
-        return Taken(self.total.flat, factor, shares, clipped_sq, mean_sq, gsi_unfiltered)
+        return Taken(self.total.flat, shares, clipped_sq, mean_sq, gsi_unfiltered)
 
     def _open(self, item: Any) -> tuple[dict[str, Any], Source] | None:
         """The update's line in the record and its content, unless its form is wrong."""
@@ -254,11 +255,14 @@ class Intake:
         into: Sequence[tuple[Sum, Sequence[float]]] = (),
         *,
         measure: bool = True,
+        factor: float | None = None,
     ) -> np.ndarray:
         layout = self.plan.layout
         squares = [np.empty((0, len(layout.names)))]
         for k in range(0, len(sources), WINDOW):
             part = slice(k, k + WINDOW)
+            if part.stop >= len(sources):
+                self.total.factor = factor
             sums = [(total, weights[part]) for total, weights in into]
             squares.append(sweep(layout, sources[part], self.base, sums, measure=measure))
         return np.concatenate(squares)

@@ -24,8 +24,7 @@ class Gram:
             rows = torch.stack([x[block.span].view(-1, ROW) for x in kept], dim=1)
             parts = torch.bmm(rows, rows.transpose(1, 2)).double().cpu().numpy()
             for piece in block.pieces:
-                first = piece.target // ROW
-                last = first + -(-piece.length // ROW)
+                first, last = piece.place.start // ROW, -(-piece.place.stop // ROW)
                 self.per_tensor[piece.index] += parts[first:last].sum(axis=0)
         self.total = self.per_tensor.sum(axis=0)
 

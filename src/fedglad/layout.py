@@ -17,45 +17,30 @@ from torch import Tensor, nn
 
 ROW = 256
 BLOCK = 1 << 18  # elements: a block of an update and of the sum stay in the second-level cache
+LARGE = 1 << 14  # elements from which a tensor is worth blocks of its own
 
 BUFFER_SUFFIXES = ("running_mean", "running_var", "num_batches_tracked")
 
 
 @dataclass(frozen=True)
 class Piece:
-    """`length` elements of tensor `index` from `source` on, at `target` within a block."""
+    """The elements `span` of the tensor `index`, at `place` within a block."""
 
     index: int
-    source: int
-    length: int
-    target: int
+    span: slice
+    place: slice
 
 
 @dataclass(frozen=True)
 class Block:
     """A cache-sized stretch of the flat vector: several small tensors, or a part of a large one."""
 
-    start: int
-    stop: int
+    span: slice
+    rows: slice
+    size: int
     pieces: tuple[Piece, ...]
-    gaps: tuple[slice, ...]  # the padding, relative to the block
-
-    @property
-    def span(self) -> slice:
-        return slice(self.start, self.stop)
-
-    @property
-    def rows(self) -> slice:
-        return slice(self.start // ROW, self.stop // ROW)
-
-    @property
-    def size(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def whole(self) -> Piece | None:
-        """The one piece that fills this block without padding, if there is one."""
-        return self.pieces[0] if len(self.pieces) == 1 and not self.gaps else None
+    gaps: tuple[slice, ...]  # the padding within the block
+    whole: Piece | None  # the one piece that fills the block without padding, if there is one
 
 
 class Layout:
@@ -143,29 +128,49 @@ class Layout:
 
 
 def _blocks(starts: tuple[int, ...], numels: tuple[int, ...]) -> Iterator[Block]:
+    """Whole rows of large tensors by themselves, so that they can be read where they lie; small
+    tensors, and the last broken row of large ones, together."""
     pieces: list[Piece] = []
     begin = 0
     for index, (start, numel) in enumerate(zip(starts, numels, strict=True)):
-        end = start + -(-numel // ROW) * ROW
-        if end - begin > BLOCK and pieces:
+        full = numel // ROW * ROW if numel >= LARGE else 0
+        if pieces and (full or start + numel - begin > BLOCK):
             yield _block(begin, start, pieces)
             pieces, begin = [], start
-        source = 0
-        while end - begin > BLOCK:
-            yield _block(begin, begin + BLOCK, [Piece(index, source, BLOCK, 0)])
-            source, begin = source + BLOCK, begin + BLOCK
-        if numel > source:
-            pieces.append(Piece(index, source, numel - source, start + source - begin))
+        for part in _even(full):
+            yield _block(start + part.start, start + part.stop, [Piece(index, part, _zeroed(part))])
+            begin = start + part.stop
+        if numel > full:
+            at = start + full - begin
+            pieces.append(Piece(index, slice(full, numel), slice(at, at + numel - full)))
     if pieces:
-        yield _block(
-            begin, begin + -(-(pieces[-1].target + pieces[-1].length) // ROW) * ROW, pieces
-        )
+        yield _block(begin, begin + -(-pieces[-1].place.stop // ROW) * ROW, pieces)
+
+
+def _even(full: int) -> Iterator[slice]:
+    """Cuts whole rows into equal parts of at most BLOCK elements."""
+    count = -(-full // BLOCK)
+    size = -(-full // (count * ROW)) * ROW if count else 0
+    for k in range(count):
+        yield slice(k * size, min((k + 1) * size, full))
+
+
+def _zeroed(part: slice) -> slice:
+    return slice(0, part.stop - part.start)
 
 
 def _block(start: int, stop: int, pieces: list[Piece]) -> Block:
-    ends = [p.target + p.length for p in pieces]
-    gaps = zip(ends, [*(p.target for p in pieces[1:]), stop - start], strict=True)
-    return Block(start, stop, tuple(pieces), tuple(slice(a, b) for a, b in gaps if b > a))
+    starts = [*(p.place.start for p in pieces[1:]), stop - start]
+    gaps = (slice(p.place.stop, at) for p, at in zip(pieces, starts, strict=True))
+    gaps = tuple(gap for gap in gaps if gap.stop > gap.start)
+    return Block(
+        span=slice(start, stop),
+        rows=slice(start // ROW, stop // ROW),
+        size=stop - start,
+        pieces=tuple(pieces),
+        gaps=gaps,
+        whole=pieces[0] if len(pieces) == 1 and not gaps else None,
+    )
 
 
 def as_tensor(value: Any) -> Tensor:

@@ -7,6 +7,7 @@ from os import PathLike
 from typing import Any, Protocol, Self
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from fedglad import adapters, checkpoint, filters, optimizers, weights
@@ -173,7 +174,7 @@ class Server:
             raise Skipped("the mean of the updates is not finite")
         direction = None
         if self._direction is not None:
-            found = products(self.layout, taken.flat, self._direction) * taken.factor
+            found = products(self.layout, taken.mean, self._direction)
             direction = dict(zip(names, found.tolist(), strict=True))
         return Statistics(
             sum_sq=dict(zip(names, (shares * taken.sq).sum(axis=0).tolist(), strict=True)),
@@ -187,20 +188,20 @@ class Server:
     def _call_method(self, taken: Taken, intake: Intake) -> tuple[dict[str, Tensor], Tensor | None]:
         if self.method is None or intake.extra is None:
             return self._method_state, None
-        mean = taken.flat * taken.factor
-        return self.method(mean, intake.extra.flat, len(intake.members), self._method_state)
+        return self.method(taken.mean, intake.extra.flat, len(intake.members), self._method_state)
 
     def _move(self, taken: Taken, factors: Factors, shift: Tensor | None) -> None:
         """The optimizer's step, block by block in the cache."""
         scale = factors.scale[self._groups.index]
-        rows = None if (scale == 1).all() else self.layout.spread(scale)
+        rows = None if (scale == 1).all() else self.layout.spread(scale)[:, None]
         decay = self.adapter.direction
+        scratch = torch.empty_like(taken.mean[: max(block.size for block in self.layout.blocks)])
         for block in self.layout.blocks:
             span = block.span
-            mean = taken.flat[span] * taken.factor
-            scaled = mean
+            mean = scaled = taken.mean[span]
             if rows is not None:
-                scaled = (mean.view(-1, ROW) * rows[block.rows, None]).view(-1)
+                scaled = scratch[: block.size]
+                torch.mul(mean.view(-1, ROW), rows[block.rows], out=scaled.view(-1, ROW))
             slots = {name: slot[span] for name, slot in self._slots.items()}
             self.optimizer.step(self._theta[span], mean, scaled, slots, self.round)
             if shift is not None:
