@@ -65,7 +65,7 @@ def sweep(
     for block in layout.blocks:
         targets = [(total.flat[block.span], total.empty, weights) for total, weights in into]
         for k, source in enumerate(sources):
-            x = _read(layout, block, source, base, scratch)
+            x = _read(layout, block, source, base, scratch, clean=k > 0)
             for target, empty, weights in targets:
                 if empty and k == 0:
                     torch.mul(x, weights[k], out=target)
@@ -107,14 +107,23 @@ def pack(layout: Layout, source: Source, base: Tensor) -> Tensor:
     flat = layout.zeros()
     scratch = torch.empty(min(BLOCK, layout.size), dtype=layout.dtype, device=layout.device)
     for block in layout.blocks:
-        flat[block.span] = _read(layout, block, source, base, scratch)
+        flat[block.span] = _read(layout, block, source, base, scratch, clean=False)
     return flat
 
 
 def _read(
-    layout: Layout, block: Block, source: Source | Tensor, base: Tensor, scratch: Tensor
+    layout: Layout,
+    block: Block,
+    source: Source | Tensor,
+    base: Tensor,
+    scratch: Tensor,
+    *,
+    clean: bool,
 ) -> Tensor:
-    """The block of a source: the caller's own memory if its form allows, else scratch."""
+    """The block of a source: the caller's own memory if its form allows, else scratch.
+
+    `clean`: scratch was last used for this block, so its padding is zero already.
+    """
     if isinstance(source, Tensor):
         return source[block.span]
     tensors = source.tensors
@@ -127,7 +136,7 @@ def _read(
         x = scratch[: block.size]
         for piece in block.pieces:
             x[piece.place] = tensors[piece.index][piece.span]
-        for gap in block.gaps:
+        for gap in () if clean else block.gaps:
             x[gap] = 0
     return torch.sub(base[block.span], x, out=scratch[: block.size]) if source.trained else x
 

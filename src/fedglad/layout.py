@@ -36,7 +36,6 @@ class Block:
     """A cache-sized stretch of the flat vector: several small tensors, or a part of a large one."""
 
     span: slice
-    rows: slice
     size: int
     pieces: tuple[Piece, ...]
     gaps: tuple[slice, ...]  # the padding within the block
@@ -85,7 +84,6 @@ class Layout:
         self.size = int(ends[-1]) * ROW
         self._filled = np.flatnonzero(rows)  # tensors that have elements
         self._first_rows = (ends - rows)[self._filled]
-        self._rows = rows
         self.blocks = tuple(_blocks(self.starts, self.numels))
 
     def zeros(self) -> Tensor:
@@ -110,10 +108,6 @@ class Layout:
         if rows.size:
             sums[..., self._filled] = np.add.reduceat(rows, self._first_rows, axis=-1)
         return sums
-
-    def spread(self, values: np.ndarray) -> Tensor:
-        """One value a tensor, repeated for each of its rows."""
-        return torch.as_tensor(np.repeat(values, self._rows), dtype=self.dtype, device=self.device)
 
     def describe(self) -> list[list[Any]]:
         """[name, shape, dtype, kind] of every tensor, as JSON types."""
@@ -165,7 +159,6 @@ def _block(start: int, stop: int, pieces: list[Piece]) -> Block:
     gaps = tuple(gap for gap in gaps if gap.stop > gap.start)
     return Block(
         span=slice(start, stop),
-        rows=slice(start // ROW, stop // ROW),
         size=stop - start,
         pieces=tuple(pieces),
         gaps=gaps,

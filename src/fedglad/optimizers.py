@@ -1,7 +1,7 @@
 """Server optimizers: from the mean difference ḡ to the next θ.
 
-Each steps in place on a stretch of the flat vectors, and is given both ḡ and s·ḡ: first moments
-see the scaled one, second moments the raw one. t counts the rounds that stepped before this one.
+Each steps in place on a stretch of the flat vectors that shares one factor s: first moments see
+s·ḡ, second moments ḡ. t counts the rounds that stepped before this one.
 """
 
 import math
@@ -36,16 +36,16 @@ class Optimizer(ABC):
         return {}
 
     @abstractmethod
-    def step(self, theta: Tensor, mean: Tensor, scaled: Tensor, slots: Slots, t: int) -> None:
-        """Moves theta and the slots in place; `mean` is ḡ and `scaled` is s·ḡ."""
+    def step(self, theta: Tensor, mean: Tensor, s: float, slots: Slots, t: int) -> None:
+        """Moves theta and the slots in place by the mean ḡ and its factor s."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SGD(Optimizer):
     """FedAvg with a server rate (McMahan et al. 2017, arXiv:1602.05629): θ ← θ − η s ḡ."""
 
-    def step(self, theta: Tensor, mean: Tensor, scaled: Tensor, slots: Slots, t: int) -> None:
-        theta.sub_(scaled, alpha=self.lr)
+    def step(self, theta: Tensor, mean: Tensor, s: float, slots: Slots, t: int) -> None:
+        theta.sub_(mean, alpha=self.lr * s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +70,10 @@ class Momentum(Optimizer):
     def slots(self) -> dict[str, float]:
         return {"m": 0.0}
 
-    def step(self, theta: Tensor, mean: Tensor, scaled: Tensor, slots: Slots, t: int) -> None:
-        m = slots["m"].mul_(self.momentum).add_(scaled, alpha=1 - self.dampening)
+    def step(self, theta: Tensor, mean: Tensor, s: float, slots: Slots, t: int) -> None:
+        m = slots["m"].mul_(self.momentum).add_(mean, alpha=(1 - self.dampening) * s)
         if self.nesterov:
-            theta.sub_(scaled, alpha=self.lr).sub_(m, alpha=self.lr * self.momentum)
+            theta.sub_(mean, alpha=self.lr * s).sub_(m, alpha=self.lr * self.momentum)
         else:
             theta.sub_(m, alpha=self.lr)
 
@@ -115,13 +115,13 @@ class Adam(Optimizer):
     def second_moment(self, v: Tensor, mean: Tensor, beta2: float) -> None:
         v.mul_(beta2).addcmul_(mean, mean, value=1 - beta2)
 
-    def step(self, theta: Tensor, mean: Tensor, scaled: Tensor, slots: Slots, t: int) -> None:
+    def step(self, theta: Tensor, mean: Tensor, s: float, slots: Slots, t: int) -> None:
         beta1, beta2, eps = self._settings
         rate = self.lr
         if self.form == "authors":
             rate *= math.sqrt(1 - beta2 ** (t + 1)) / (1 - beta1 ** (t + 1))
         self.second_moment(slots["v"], mean, beta2)
-        m = slots["m"].lerp_(scaled, 1 - beta1)
+        m = slots["m"].mul_(beta1).add_(mean, alpha=(1 - beta1) * s)
         theta.addcdiv_(m, slots["v"].sqrt().add_(eps), value=-rate)
 
 
@@ -157,10 +157,14 @@ class Adagrad(Optimizer):
     def slots(self) -> dict[str, float]:
         return {"v": self.eps**2, **({"m": 0.0} if self.beta1 else {})}
 
-    def step(self, theta: Tensor, mean: Tensor, scaled: Tensor, slots: Slots, t: int) -> None:
+    def step(self, theta: Tensor, mean: Tensor, s: float, slots: Slots, t: int) -> None:
         slots["v"].addcmul_(mean, mean)
-        first = slots["m"].lerp_(scaled, 1 - self.beta1) if self.beta1 else scaled
-        theta.addcdiv_(first, slots["v"].sqrt().add_(self.eps), value=-self.lr)
+        root = slots["v"].sqrt().add_(self.eps)
+        if self.beta1:
+            m = slots["m"].mul_(self.beta1).add_(mean, alpha=(1 - self.beta1) * s)
+            theta.addcdiv_(m, root, value=-self.lr)
+        else:
+            theta.addcdiv_(mean, root, value=-self.lr * s)
 
 
 REGISTRY = {

@@ -1,13 +1,13 @@
 """Server: composition only. One round is validate ▸ filter ▸ aggregate ▸ method ▸ adapt ▸ step."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
+from itertools import groupby
 from os import PathLike
 from typing import Any, Protocol, Self
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from fedglad import adapters, checkpoint, filters, optimizers, weights
@@ -15,7 +15,7 @@ from fedglad.adapters import Adapter, Factors
 from fedglad.aggregate import Sum, norms_sq, products
 from fedglad.cohort import Intake, Plan, Skipped, Taken
 from fedglad.filters import Filter
-from fedglad.layout import ROW, split
+from fedglad.layout import Block, split
 from fedglad.optimizers import SGD, Optimizer
 from fedglad.records import Record, Statistics, Update
 from fedglad.validate import Gate, Guard
@@ -45,7 +45,8 @@ class Method(Protocol):
 class Server:
     """Holds the global model and moves it by the clients' updates, round by round.
 
-    >>> server = Server(nn.Linear(2, 1), optimizer=SGD(lr=1.0), adapter=Adapter())
+    >>> import torch
+    >>> server = Server(torch.nn.Linear(2, 1), optimizer=SGD(lr=1.0), adapter=Adapter())
     >>> g = {"weight": torch.ones(1, 2), "bias": torch.ones(1)}
     >>> server.step([g, g]).gsi
     {'weight': 1.0, 'bias': 1.0}
@@ -192,22 +193,15 @@ class Server:
 
     def _move(self, taken: Taken, factors: Factors, shift: Tensor | None) -> None:
         """The optimizer's step, block by block in the cache."""
-        scale = factors.scale[self._groups.index]
-        rows = None if (scale == 1).all() else self.layout.spread(scale)[:, None]
-        decay = self.adapter.direction
-        scratch = torch.empty_like(taken.mean[: max(block.size for block in self.layout.blocks)])
+        scale = factors.scale[self._groups.index].tolist()
         for block in self.layout.blocks:
-            span = block.span
-            mean = scaled = taken.mean[span]
-            if rows is not None:
-                scaled = scratch[: block.size]
-                torch.mul(mean.view(-1, ROW), rows[block.rows], out=scaled.view(-1, ROW))
-            slots = {name: slot[span] for name, slot in self._slots.items()}
-            self.optimizer.step(self._theta[span], mean, scaled, slots, self.round)
-            if shift is not None:
-                self._theta[span] += shift[span]
-            if self._direction is not None and decay is not None:
-                self._direction[span].lerp_(mean, 1 - decay)
+            for span, s in _stretches(block, scale):
+                slots = {name: slot[span] for name, slot in self._slots.items()}
+                self.optimizer.step(self._theta[span], taken.mean[span], s, slots, self.round)
+        if shift is not None:
+            self._theta += shift
+        if self._direction is not None and self.adapter.direction is not None:
+            self._direction.lerp_(taken.mean, 1 - self.adapter.direction)
 
     def _record(self, intake: Intake, taken: Taken, stats: Statistics, factors: Factors) -> Record:
         labels = self._groups.labels
@@ -341,6 +335,17 @@ class Server:
             raise checkpoint.CheckpointError(
                 "the state has a client method's vectors: give this server its method="
             )
+
+
+def _stretches(block: Block, scale: list[float]) -> Iterator[tuple[slice, float]]:
+    """The parts of a block that share a factor: mostly the block, else runs of small tensors."""
+    runs = [
+        (s, next(pieces).place.start)
+        for s, pieces in groupby(block.pieces, lambda p: scale[p.index])
+    ]
+    ends = [*(start for _, start in runs[1:]), block.size]
+    for (s, start), end in zip(runs, ends, strict=True):
+        yield slice(block.span.start + start, block.span.start + end), s
 
 
 def refuse(adapter: Adapter, filter: Filter, weighting: Samples) -> None:
