@@ -14,7 +14,7 @@ from fedglad.filters import Filter
 from fedglad.gram import Gram, trimmed_mean
 from fedglad.layout import Layout
 from fedglad.records import Update, indicator
-from fedglad.validate import MAX_PROPORTION, Content, Gate, Rejected, Source, open_update
+from fedglad.validate import Content, Gate, Rejected, Source, open_update
 from fedglad.weights import Client, Samples, State
 
 WINDOW = 32  # updates of a list that are measured together: bounds the memory for row norms
@@ -65,12 +65,12 @@ class Intake:
     """One round's door. It changes nothing of the server's: a copy of the gate, sums of its own."""
 
     def __init__(
-        self, plan: Plan, base: Tensor, gate: Gate, start_norm: float, total: Sum, state: State
+        self, plan: Plan, base: Tensor, gate: Gate, model_norm: float, total: Sum, state: State
     ) -> None:
         self.plan = plan
         self.base = base  # θ as the clients received it
         self.gate = gate.copy()
-        self.start_norm = start_norm
+        self.model_norm = model_norm
         self.total = total
         self.weighting_state = state
         self.entries: list[dict[str, Any]] = []
@@ -90,17 +90,16 @@ class Intake:
         next is asked for. A list can be read again: it is added while it is measured, and once
         more without them in the rare round in which some are rejected. Same order, same bits.
         """
-        layout, filter = self.plan.layout, self.plan.filter
-        unfiltered = Sum(layout) if filter.scales else self.total
+        filter = self.plan.filter
+        unfiltered = Sum(self.plan.layout) if filter.scales else self.total
         if isinstance(updates, Sequence):
-            self._window(updates, unfiltered, fused=not filter.scales)
+            self._take_list(updates, unfiltered)
         else:
             for update in updates:
-                self._window([update], unfiltered, fused=False)
+                if found := self._open(update):
+                    self._add(self._judged([found], self._sweep([found[1]])), unfiltered)
         self._require_enough()
-        raw = np.array([m.weight for m in self.members])
-        shares = self._share(raw)
-        factor = float(raw[0] / raw.sum())
+        shares, factor = self._share([m.weight for m in self.members])
         sq = np.array([m.sq for m in self.members])
         mean_sq = self.total.mean_sq(factor)
         plain_sq = unfiltered.mean_sq(factor) if filter.scales else mean_sq
@@ -108,29 +107,39 @@ class Intake:
         clips = np.array([filter.scale(m.norm) for m in self.members])
         return Taken(self.total.flat, shares, sq * clips[:, None] ** 2, mean_sq, gsi)
 
-    def _window(self, updates: Sequence[Any], unfiltered: Sum, *, fused: bool) -> None:
+    def _take_list(self, updates: Sequence[Any], unfiltered: Sum) -> None:
         opened = [found for update in updates if (found := self._open(update))]
         sources = [source for _, source in opened]
-        weigh = self.plan.weighting.weigh
-        raw = np.array([weigh(source.weight) for source in sources])
-        if fused and sources:
-            into = [(self.total, [float(w) for w in raw / raw[0]])]
-            squares = self._sweep(sources, into, factor=float(raw[0] / raw.sum()))
+        if self.plan.filter.scales or not sources:
+            self._add(self._judged(opened, self._sweep(sources)), unfiltered)
+            return
+        hoped = _relative([self.plan.weighting.weigh(source.weight) for source in sources])
+        squares = self._sweep(sources, [(self.total, hoped)], factor=1 / math.fsum(hoped))
+        members = self._judged(opened, squares)
+        if len(members) == len(sources):
+            for member in members:
+                self._add_rest(member, member.weight)
         else:
-            squares = self._sweep(sources)
-        new = [
-            m for found, sq in zip(opened, squares, strict=True) if (m := self._judge(*found, sq))
-        ]
-        if fused and len(new) < len(sources):
             self.total.clear()
-        if new and not (fused and len(new) == len(sources)):
-            plain = [m.weight / self.members[0].weight for m in new]
-            clipped = [w * self.plan.filter.scale(m.norm) for w, m in zip(plain, new, strict=True)]
-            into = [(self.total, clipped)]
-            if unfiltered is not self.total:
-                into.append((unfiltered, plain))
-            self._sweep([m.source for m in new if m.source], into, measure=False)
-        for member in new:
+            self._add(members, unfiltered)
+
+    def _judged(
+        self, opened: Sequence[tuple[dict[str, Any], Source]], squares: np.ndarray
+    ) -> list[Member]:
+        pairs = zip(opened, squares, strict=True)
+        return [member for found, sq in pairs if (member := self._judge(*found, sq))]
+
+    def _add(self, members: list[Member], unfiltered: Sum) -> None:
+        """Adds updates that were let in, by their weights relative to the round's first."""
+        if not members:
+            return
+        plain = [m.weight / self.members[0].weight for m in members]
+        clipped = [w * self.plan.filter.scale(m.norm) for w, m in zip(plain, members, strict=True)]
+        into = [(self.total, clipped)]
+        if unfiltered is not self.total:
+            into.append((unfiltered, plain))
+        self._sweep([m.source for m in members if m.source], into, measure=False)
+        for member in members:
             self._add_rest(member, member.weight)
 
     def _keep(self, updates: Iterable[Any]) -> Taken:
@@ -148,27 +157,28 @@ class Intake:
         self._require_enough()
         gram = Gram(layout, kept)
         everyone = range(len(kept))
-        raw = np.array([m.weight for m in self.members])
+        raw = [m.weight for m in self.members]
         sq = np.array([m.sq for m in self.members])
         clips = np.array([filter.scale(m.norm) for m in self.members])
-        shares = raw / raw.sum()
+        shares, _ = self._share(raw)
         gsi_unfiltered = _gsi_all(sq, gram.mean_sq(shares), shares)
 
         if filter.robust:
-            shares, factor, chosen = self._share(np.ones(len(kept))), 1.0, list(everyone)
+            chosen = list(everyone)
+            shares, factor = self._share([1.0] * len(kept))[0], 1.0
             trimmed_mean(layout, kept, filter.trim(len(kept)), self.total.flat)
         else:
             chosen = filter.select(gram.of(everyone, clips).distances_sq())
             for k in set(everyone) - set(chosen):
-                self.members[k].entry["rejected"] = f"left out by {filter}"
+                self.members[k].entry |= {"weight": 0.0, "rejected": f"left out by {filter}"}
             self.members = [self.members[k] for k in chosen]
             clients: list[Client] = [m.entry["id"] for m in self.members]
-            raw, self.weighting_state = self.plan.weighting.reweigh(
-                raw[chosen], gram.of(chosen, clips), clients, self.weighting_state
+            weights, self.weighting_state = self.plan.weighting.reweigh(
+                np.array(raw)[chosen], gram.of(chosen, clips), clients, self.weighting_state
             )
-            shares, factor = self._share(raw), float(raw[0] / raw.sum())
-            factors = [float(x) for x in raw / raw[0] * clips[chosen]]
-            self._sweep([kept[k] for k in chosen], [(self.total, factors)], measure=False)
+            shares, factor = self._share(weights.tolist())
+            clipped = (np.array(_relative(weights.tolist())) * clips[chosen]).tolist()
+            self._sweep([kept[k] for k in chosen], [(self.total, clipped)], measure=False)
         for member, share in zip(self.members, shares, strict=True):
             self._add_rest(member, float(share))
         mean_sq = self.total.mean_sq(factor)
@@ -208,9 +218,7 @@ class Intake:
             if math.isnan(norm_sq):
                 self._reject_values(sq, source.tensors)
             self.gate.check_weight(source.weight)
-            if self.members and weight > MAX_PROPORTION * self.members[0].weight:
-                raise Rejected(f"weight {source.weight:.4g} is out of proportion to the others'")
-            self.gate.check_norm(member.norm, self.start_norm)
+            self.gate.check_norm(member.norm, self.model_norm)
         except Rejected as reason:
             entry["rejected"] = str(reason)
             return None
@@ -234,12 +242,14 @@ class Intake:
         if reason := self.plan.filter.needs(n):
             raise Skipped(reason)
 
-    def _share(self, raw: np.ndarray) -> np.ndarray:
-        """Weights that sum to 1, noted in the record."""
-        shares = raw / raw.sum()
-        for member, share in zip(self.members, shares, strict=True):
-            member.entry["weight"] = float(share)
-        return shares
+    def _share(self, weights: list[float]) -> tuple[np.ndarray, float]:
+        """Weights that sum to 1, noted in the record, and what the relative ones are times."""
+        relative = _relative(weights)
+        factor = 1 / math.fsum(relative)
+        shares = np.array(relative) * factor
+        for member, share in zip(self.members, shares.tolist(), strict=True):
+            member.entry["weight"] = share
+        return shares, factor
 
     def _add_rest(self, member: Member, weight: float) -> None:
         """What travels beside the parameters of an update that is in; then lets it go."""
@@ -290,6 +300,11 @@ class BufferMean:
         """The new buffers, in their own dtypes; empty if no update brought any."""
         means = {n: s / self.weight if s.is_floating_point() else s for n, s in self.sums.items()}
         return {name: mean.to(self.kinds[name][1]) for name, mean in means.items()}
+
+
+def _relative(weights: list[float]) -> list[float]:
+    """Weights over the first of them: equal ones become 1, so that their sum loses no bits."""
+    return [weight / weights[0] for weight in weights]
 
 
 def _copied(buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -135,9 +135,13 @@ class Server:
                 f"step takes an iterable of updates, got one {type(updates).__name__}: "
                 "put it in a list"
             )
-        start = max(1.0, self._norm()) if self._gate.fresh else 1.0
         intake = Intake(
-            self._plan, self._received(), self._gate, start, self._total, self._weighting_state
+            self._plan,
+            self._received(),
+            self._gate,
+            0.0 if self._gate.usual_norm else self._norm(),
+            self._total,
+            self._weighting_state,
         )
         try:
             taken = intake.take(updates)
@@ -153,7 +157,7 @@ class Server:
 
         self._move(taken, factors, shift)
         self._buffers.update(intake.buffers.mean())
-        self._gate = intake.gate
+        self._gate = intake.gate.copy()
         self._weighting_state = intake.weighting_state
         self._method_state = method_state
         self._adapter_state = adapter_state
@@ -297,7 +301,7 @@ class Server:
             "round": self.round,
             "min_clients": self.min_clients,
             "guard": self.guard and asdict(self.guard),
-            "gate": {"norms": [*self._gate.norms.values], "weights": [*self._gate.weights.values]},
+            "gate": {"norms": [*self._gate.norms], "weights": [*self._gate.weights]},
             **{
                 role: {
                     "class": type(getattr(self, role)).__name__,

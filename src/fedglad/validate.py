@@ -1,9 +1,8 @@
 """Nothing poisons the model: what an update must be before it may touch a sum."""
 
 import math
-from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +12,7 @@ from fedglad.layout import Layout, as_tensor
 from fedglad.records import Update
 
 MAX_NORM = 1e12
-MAX_PROPORTION = 1e12  # between two weights of one round: beyond it float32 sums lose the lighter
+WEIGHTS = (1e-12, 1e18)  # what a float32 sum of weighted updates can hold
 MEMORY = 1000  # accepted updates whose norms and weights make the running medians
 
 
@@ -39,64 +38,51 @@ class Guard:
                 raise ValueError(f"Guard({name}={value!r}): the factor must be greater than 1")
 
 
-class Median:
-    """The median of the last MEMORY values, kept in order."""
-
-    def __init__(self, values: Iterable[float] = ()) -> None:
-        self.values = deque[float](values, maxlen=MEMORY)
-        self._sorted = sorted(self.values)
-
-    def push(self, value: float) -> None:
-        if len(self.values) == MEMORY:
-            del self._sorted[bisect_left(self._sorted, self.values[0])]
-        self.values.append(value)
-        insort(self._sorted, value)
-
-    @property
-    def value(self) -> float:
-        """The lower median; 0 if there is none."""
-        return self._sorted[(len(self._sorted) - 1) // 2] if self._sorted else 0.0
-
-
 class Gate:
-    """Decides, update by update in cohort order, who comes in; remembers whom it let in.
+    """Decides who comes in, and remembers whom it let in.
 
-    A round works on a copy and keeps it only if it stepped.
+    The medians are those from before the round, so no update can shut out another of its own
+    round. A round works on a copy and keeps it only if it stepped.
     """
 
     def __init__(
         self, guard: Guard | None, norms: Iterable[float] = (), weights: Iterable[float] = ()
     ) -> None:
         self.guard = guard
-        self.norms = Median(norms)
-        self.weights = Median(weights)
+        self.norms = deque(norms, maxlen=MEMORY)
+        self.weights = deque(weights, maxlen=MEMORY)
+        self.usual_norm = _median(self.norms)
+        self.usual_weight = _median(self.weights)
 
     def copy(self) -> "Gate":
-        return Gate(self.guard, self.norms.values, self.weights.values)
-
-    @property
-    def fresh(self) -> bool:
-        """Whether norms have nothing yet to be compared with but the model itself."""
-        return self.norms.value == 0
+        """The same for the next round."""
+        return Gate(self.guard, self.norms, self.weights)
 
     def check_weight(self, weight: float) -> None:
-        usual = self.weights.value
+        usual = self.usual_weight
         if self.guard and usual and weight > self.guard.weight * usual:
             limit = f"{self.guard.weight:g} times the median {usual:.4g}"
             raise Rejected(f"weight {weight:.4g} is more than {limit}")
 
-    def check_norm(self, norm: float, start: float) -> None:
+    def check_norm(self, norm: float, model_norm: float) -> None:
         if not norm <= MAX_NORM:
             raise Rejected(f"norm {norm:.3g} is above {MAX_NORM:.0e}")
-        median = self.norms.value
-        usual, what = (median, "the median") if median else (start, "max(1, the model's norm)")
+        usual, what = self.usual_norm, "the median"
+        if not usual:
+            usual, what = max(1.0, model_norm), "max(1, the model's norm)"
         if self.guard and norm > self.guard.norm * usual:
-            limit = f"{self.guard.norm:g} times {what} {usual:.4g}"
-            raise Rejected(f"norm {norm:.4g} is more than {limit}")
+            raise Rejected(
+                f"norm {norm:.4g} is more than {self.guard.norm:g} times {what} {usual:.4g}"
+            )
 
     def let_in(self, weight: float, norm: float) -> None:
-        self.weights.push(weight)
-        self.norms.push(norm)
+        self.weights.append(weight)
+        self.norms.append(norm)
+
+
+def _median(values: Collection[float]) -> float:
+    """The lower median; 0 if there is none."""
+    return sorted(values)[(len(values) - 1) // 2] if values else 0.0
 
 
 Content = list[Tensor] | Tensor
@@ -141,6 +127,8 @@ def _weight(value: Any) -> float:
         weight = math.nan
     if not (math.isfinite(weight) and weight > 0):
         raise Rejected(f"weight {value!r} is not a positive finite number")
+    if not WEIGHTS[0] <= weight <= WEIGHTS[1]:
+        raise Rejected(f"weight {weight:.4g} is not between {WEIGHTS[0]:g} and {WEIGHTS[1]:g}")
     return weight
 
 
