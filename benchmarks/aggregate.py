@@ -42,9 +42,9 @@ def make_updates(n: int) -> list[dict[str, Tensor]]:
     return [draw(1e-3, seed) for seed in range(n)]
 
 
-def server_of(kind: str) -> Server:
+def server_of(kind: str, model: dict[str, Tensor]) -> Server:
     return Server(
-        draw(1e-2, seed=99),
+        model,
         optimizer=Adam(lr=1e-3) if "Adam" in kind else SGD(),
         adapter=Glad() if "GLAD" in kind else None,
         filter=MultiKrum(f=1) if "Krum" in kind else None,
@@ -52,7 +52,7 @@ def server_of(kind: str) -> Server:
 
 
 def time_all(repeats: int) -> dict[str, float]:
-    updates = make_updates(COHORT)
+    updates, model = make_updates(COHORT), draw(1e-2, seed=99)
     total = {name: torch.zeros(SIZE) for name in updates[0]}
 
     def one_by_one() -> None:
@@ -75,10 +75,10 @@ def time_all(repeats: int) -> dict[str, float]:
         "floor: added in blocks": in_blocks,
     }
     for kind in ("FedAvg", "FedAvg + GLAD", "FedAdam + GLAD"):
-        server = server_of(kind)
+        server = server_of(kind, model)
         runs[kind] = lambda server=server: server.step(updates)
         runs[f"{kind}, streamed"] = lambda server=server: server.step(iter(updates))
-    keeping = server_of("multi-Krum + GLAD")
+    keeping = server_of("multi-Krum + GLAD", model)
     runs["multi-Krum + GLAD (keeps all)"] = lambda: keeping.step(updates)
 
     best = dict.fromkeys(runs, float("inf"))
@@ -92,15 +92,15 @@ def time_all(repeats: int) -> dict[str, float]:
 
 
 def peak_memory(kind: str, count: int) -> float:
-    """Peak memory beyond the updates, in model sizes, for `count` streamed updates."""
-    updates = make_updates(2)
+    """Peak memory beyond the caller's model and updates, in model sizes; `count` are streamed."""
+    updates, model = make_updates(2), draw(1e-2, seed=99)
 
     def stream() -> Iterator[dict[str, Tensor]]:
         for k in range(count):
             yield updates[k % 2]
 
     before = _current_mb()
-    server = server_of(kind)
+    server = server_of(kind, model)
     for _ in range(2):
         assert server.step(stream()).stepped
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

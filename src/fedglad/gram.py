@@ -9,6 +9,8 @@ from torch import Tensor
 
 from fedglad.layout import ROW, Layout
 
+NETWORK = 64  # up to so many rows a sorting network of whole-row minima and maxima beats a sort
+
 
 class Gram:
     """⟨g_j, g_k⟩ of a cohort, r × r in float64, per tensor and in total.
@@ -61,5 +63,17 @@ class Gram:
 def trimmed_mean(layout: Layout, kept: list[Tensor], trim: int, out: Tensor) -> None:
     """Per coordinate, the mean without the `trim` smallest and the `trim` largest values."""
     for block in layout.blocks:
-        ordered = torch.stack([x[block.span] for x in kept]).sort(dim=0).values
-        torch.mean(ordered[trim : len(kept) - trim], dim=0, out=out[block.span])
+        ordered = _ordered([x[block.span] for x in kept])
+        torch.mean(torch.stack(ordered[trim : len(kept) - trim]), dim=0, out=out[block.span])
+
+
+def _ordered(rows: list[Tensor]) -> list[Tensor]:
+    """The rows sorted coordinate by coordinate."""
+    if len(rows) > NETWORK:
+        return list(torch.stack(rows).sort(dim=0).values)
+    rows = list(rows)
+    for phase in range(len(rows)):
+        for k in range(phase % 2, len(rows) - 1, 2):
+            a, b = rows[k], rows[k + 1]
+            rows[k], rows[k + 1] = torch.minimum(a, b), torch.maximum(a, b)
+    return rows

@@ -15,7 +15,7 @@ CANCELLED = 1000.0
 """A GSI from here on means that the updates cancel: r orthogonal updates give only sqrt(r)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Update:
     """One client's result: the difference θ − θ_k, or the trained state_dict θ_k.
 
@@ -127,9 +127,10 @@ class Record:
         return self.status == "stepped"
 
     @property
-    def rejected(self) -> dict[int | str | None, str]:
-        """{client: reason} of the updates that were left out."""
-        return {c["id"]: c["rejected"] for c in self.clients if "rejected" in c}
+    def rejected(self) -> dict[int | str, str]:
+        """{client: reason} of the updates that were left out; without an id, by their place."""
+        named = ((k if c["id"] is None else c["id"], c) for k, c in enumerate(self.clients))
+        return {name: client["rejected"] for name, client in named if "rejected" in client}
 
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON types, in the fields of a run's `rounds.jsonl`."""

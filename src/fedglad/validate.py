@@ -180,7 +180,7 @@ def _buffer(arrays: Mapping[str, Any], name: str, layout: Layout) -> Tensor:
         raise Rejected(f"{name!r} is {tensor.dtype}, not {dtype}")
     if not bool(tensor.isfinite().all()):
         raise Rejected(f"{name!r} holds NaN or inf")
-    return tensor
+    return tensor.to(layout.device)
 
 
 def _readable(value: Any, name: str) -> Tensor:
