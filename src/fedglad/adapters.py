@@ -60,7 +60,7 @@ class Adapter:
 
     def group(self, sizes: Mapping[str, int]) -> Groups:
         """The groups of tensors with these names and numbers of elements."""
-        small = {_layer(name) for name, size in sizes.items() if size < self.min_group}
+        small = {_layer(name) for name, size in sizes.items() if 0 < size < self.min_group}
 
         def label(name: str) -> str:
             if callable(self.groups):
@@ -94,7 +94,8 @@ class Adapter:
 
 
 def _layer(name: str) -> str:
-    return name.rpartition(".")[0] or name
+    """The module a tensor belongs to: `conv1` of `conv1.weight`, or of `conv1/weight`."""
+    return name[: max(name.rfind("."), name.rfind("/"), 0)] or "(root)"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -152,10 +152,10 @@ class Intake:
                 packed = pack(layout, source, self.base)
                 extra = source.extra and Source(1.0, pack(layout, source.extra, self.base))
                 own = Source(source.weight, packed, buffers=_copied(source.buffers), extra=extra)
-                if self._judge(entry, own, self._sweep([packed])[0]):
+                if self._judge(entry, own, self._sweep([packed])[0], source.tensors):
                     kept.append(packed)
         self._require_enough()
-        gram = Gram(layout, kept)
+        gram = Gram(layout, kept, max(m.norm for m in self.members))
         everyone = range(len(kept))
         raw = [m.weight for m in self.members]
         sq = np.array([m.sq for m in self.members])
@@ -208,15 +208,17 @@ class Intake:
             return None
         return entry, source
 
-    def _judge(self, entry: dict[str, Any], source: Source, sq: np.ndarray) -> Member | None:
-        """Lets an update in by its weight and norm, or notes why not."""
+    def _judge(
+        self, entry: dict[str, Any], source: Source, sq: np.ndarray, sent: Content | None = None
+    ) -> Member | None:
+        """Lets an update in by its weight and norm, or notes why not; `sent` is its first form."""
         norm_sq = math.fsum(sq.tolist()) if np.isfinite(sq).all() else math.nan
         entry["sq_norm"] = _finite(norm_sq)
         weight = self.plan.weighting.weigh(source.weight)
         member = Member(entry, weight, sq, math.sqrt(norm_sq), source)
         try:
             if math.isnan(norm_sq):
-                self._reject_values(sq, source.tensors)
+                self._reject_values(sq, source.tensors if sent is None else sent)
             self.gate.check_weight(source.weight)
             self.gate.check_norm(member.norm, self.model_norm)
         except Rejected as reason:
@@ -231,7 +233,7 @@ class Intake:
         first = int(np.flatnonzero(~np.isfinite(sq))[0])
         name = f"{what}{self.plan.layout.names[first]!r}"
         tensor = tensors[first] if isinstance(tensors, list) else tensors
-        if bool(torch.isfinite(tensor).all()):
+        if bool(tensor.double().isfinite().all()):
             raise Rejected(f"{name} has values too large for a norm below 1e12")
         raise Rejected(f"{name} holds NaN or inf")
 
@@ -314,7 +316,7 @@ def _copied(buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _finite(value: Any) -> float | None:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
 

@@ -1,5 +1,6 @@
 """For the few methods that need all updates at once: keeps them, and their inner products."""
 
+import math
 from collections.abc import Sequence
 from copy import copy
 
@@ -16,18 +17,22 @@ class Gram:
     """⟨g_j, g_k⟩ of a cohort, r × r in float64, per tensor and in total.
 
     Row by row in float32, summed over rows in float64: each row's products are one small matrix
-    product on one thread, so the bits do not depend on the number of threads.
+    product on one thread, so the bits do not depend on the number of threads. `largest` is the
+    largest norm among them.
     """
 
-    def __init__(self, layout: Layout, kept: list[Tensor]) -> None:
+    def __init__(self, layout: Layout, kept: list[Tensor], largest: float) -> None:
         r = len(kept)
         self.per_tensor = np.zeros((len(layout.names), r, r))
+        # Float32 products of tiny updates would underflow: scale them up by a power of 2, exactly.
+        scale = 2.0 ** -math.floor(math.log2(largest)) if 0 < largest < 1e-6 else 1.0
         for block in layout.blocks:
-            rows = torch.stack([x[block.span].view(-1, ROW) for x in kept], dim=1)
+            rows = torch.stack([x[block.span].view(-1, ROW) for x in kept], dim=1).mul_(scale)
             parts = torch.bmm(rows, rows.transpose(1, 2)).double().cpu().numpy()
             for piece in block.pieces:
                 first, last = piece.place.start // ROW, -(-piece.place.stop // ROW)
                 self.per_tensor[piece.index] += parts[first:last].sum(axis=0)
+        self.per_tensor /= scale**2
         self.total = self.per_tensor.sum(axis=0)
 
     def of(self, chosen: Sequence[int], scales: np.ndarray) -> "Gram":

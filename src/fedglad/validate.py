@@ -123,7 +123,7 @@ def open_update(update: Update, layout: Layout, *, wants_extra: bool) -> Source:
 def _weight(value: Any) -> float:
     try:
         weight = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         weight = math.nan
     if not (math.isfinite(weight) and weight > 0):
         raise Rejected(f"weight {value!r} is not a positive finite number")
@@ -178,9 +178,10 @@ def _buffer(arrays: Mapping[str, Any], name: str, layout: Layout) -> Tensor:
         raise Rejected(f"{name!r} has shape {tuple(tensor.shape)}, not {shape}")
     if tensor.is_floating_point() != dtype.is_floating_point or tensor.is_complex():
         raise Rejected(f"{name!r} is {tensor.dtype}, not {dtype}")
-    if not bool(tensor.isfinite().all()):
-        raise Rejected(f"{name!r} holds NaN or inf")
-    return tensor.to(layout.device)
+    own = tensor.to(layout.device, dtype)
+    if dtype.is_floating_point and not bool(own.double().isfinite().all()):
+        raise Rejected(f"{name!r} holds NaN or inf as {dtype}")
+    return own
 
 
 def _readable(value: Any, name: str) -> Tensor:
