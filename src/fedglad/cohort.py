@@ -1,6 +1,7 @@
 """Takes in a cohort, update by update in its order: validate, filter, aggregate."""
 
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -195,7 +196,7 @@ class Intake:
                 raise Rejected(
                     f"a {type(item).__name__} is neither an Update nor a dict of tensors"
                 )
-            entry["id"], entry["loss"] = update.client, _finite(update.loss)
+            entry["id"], entry["loss"] = _identity(update.client), _finite(update.loss)
             if self.plan.weighting.needs_client and update.client is None:
                 raise Rejected(f"{type(self.plan.weighting).__name__} needs Update(client=...)")
             source = open_update(update, self.plan.layout, wants_extra=self.plan.wants_extra)
@@ -240,7 +241,11 @@ class Intake:
     def _require_enough(self) -> None:
         n, least = len(self.members), self.plan.min_clients
         if n < least:
-            raise Skipped(f"{n} of {len(self.entries)} updates were accepted, {least} are needed")
+            reasons = [entry["rejected"] for entry in self.entries if "rejected" in entry]
+            why = f"; the first rejected: {reasons[0]}" if reasons else ""
+            raise Skipped(
+                f"{n} of {len(self.entries)} updates were accepted, {least} are needed{why}"
+            )
         if reason := self.plan.filter.needs(n):
             raise Skipped(reason)
 
@@ -311,6 +316,16 @@ def _relative(weights: list[float]) -> list[float]:
 
 def _copied(buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in buffers.items()}
+
+
+def _identity(client: Any) -> Client:
+    """A client's id as JSON can hold it: numpy's integers become Python's."""
+    if client is None or isinstance(client, str):
+        return client
+    try:
+        return operator.index(client)
+    except TypeError:
+        return str(client)
 
 
 def _finite(value: Any) -> float | None:

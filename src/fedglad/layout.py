@@ -6,6 +6,7 @@ always summed by one thread in one order: the bits depend neither on the number 
 on where an array happens to lie in memory.
 """
 
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -196,7 +197,7 @@ def split(
         aliases = {name: first[id(p)] for name, p in all_names if first[id(p)] != name}
         found = state.keys() - first.values() - aliases.keys()
     else:
-        state = {name: as_tensor(value) for name, value in model.items()}
+        state = {name: _named(name, value) for name, value in model.items()}
         found = {n for n, t in state.items() if not _is_parameter(n, t)}
     if buffers is not None:
         found = set(buffers)
@@ -209,6 +210,18 @@ def split(
     return Layout(parameters, named_buffers, aliases), parameters, named_buffers
 
 
+def _named(name: str, value: Any) -> Tensor:
+    try:
+        return as_tensor(value)
+    except (TypeError, ValueError) as error:
+        hint = (
+            ": flatten nested parameters, see docs/numpy.md" if isinstance(value, Mapping) else ""
+        )
+        raise ValueError(
+            f"{name!r} is a {type(value).__name__}, not a tensor or an array{hint}"
+        ) from error
+
+
 def _is_parameter(name: str, tensor: Tensor) -> bool:
     integral = not (tensor.is_floating_point() or tensor.is_complex())
-    return not integral and name.rpartition(".")[2] not in BUFFER_SUFFIXES
+    return not integral and re.split(r"[./]", name)[-1] not in BUFFER_SUFFIXES

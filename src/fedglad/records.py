@@ -21,7 +21,8 @@ class Update:
 
     | argument | meaning |
     |---|---|
-    | `delta`  | {name: θ − θ_k}, every parameter; or one vector in the order of `server.layout` |
+    | `delta`  | {name: θ − θ_k}, every parameter (buffers among them are not looked at); |
+    |          | or one packed vector, `server.layout.pack({...})` |
     | `model`  | the trained state_dict, parameters and buffers; the server forms the difference |
     | `weight` | the client's say in the mean, usually its number of samples |
     | `client` | who it was: an int or a string, kept in the record |
@@ -105,7 +106,8 @@ class Record:
     | field | meaning |
     |---|---|
     | `status`, `reason` | "stepped", or "skipped" and why (θ and all state are then unchanged) |
-    | `clients` | one dict each: id, weight in the mean, loss, sq_norm; `rejected`: why |
+    | `clients` | one dict each: id, weight (share in the mean), loss, sq_norm; `rejected`: why |
+    | `train_loss` | the mean of the clients' losses by their shares |
     | `gsi`, `baseline`, `scale` | {group: float}: the indicator, what it was compared with, s |
     | `gsi_all`, `gsi_unfiltered` | GSI over all parameters, after and before the filter |
     | `statistics` | the sums per tensor that all of it came from |

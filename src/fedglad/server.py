@@ -54,13 +54,15 @@ class Server:
     | argument | meaning |
     |---|---|
     | `model` | a module, or a state_dict (torch or numpy); it is copied, never changed |
-    | `optimizer`, `adapter`, `filter`, `weighting` | see the modules of these names |
+    | `optimizer` | `SGD(lr=1.0)`, that is FedAvg, unless given |
+    | `adapter`, `filter`, `weighting` | none, none, and by the updates' own weights |
     | `method` | the server's half of a client method |
     | `buffers` | names that are buffers, where they cannot be known from a plain dict |
     | `min_clients` | with fewer accepted updates the round is skipped |
     | `guard` | rejects what is out of all proportion; None to switch it off |
 
-    `params` and `state` are live views: `step` writes into them; clone what must not change.
+    `params` and `state` are views of the server's memory where the dtype allows: a step changes
+    them, and writing into them changes the model. Clone what must not change.
     """
 
     def __init__(
