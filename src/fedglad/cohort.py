@@ -14,7 +14,7 @@ from fedglad.aggregate import Sum, pack, sweep
 from fedglad.filters import Filter
 from fedglad.gram import Gram, trimmed_mean
 from fedglad.layout import Layout
-from fedglad.records import Update, indicator
+from fedglad.records import Failure, Update, indicator
 from fedglad.validate import Content, Gate, Rejected, Source, open_update
 from fedglad.weights import Client, Samples, State
 
@@ -192,6 +192,9 @@ class Intake:
         entry: dict[str, Any] = {"id": None, "weight": 0.0, "loss": None, "sq_norm": None}
         self.entries.append(entry)
         try:
+            if isinstance(update, Failure):
+                entry["id"] = _identity(update.client)
+                raise Rejected(update.reason)
             if not isinstance(update, Update):
                 raise Rejected(
                     f"a {type(item).__name__} is neither an Update nor a dict of tensors"
@@ -330,7 +333,7 @@ def _identity(client: Any) -> Client:
 
 def _finite(value: Any) -> float | None:
     try:
-        number = float(value)
+        number = float(value.detach() if isinstance(value, Tensor) else value)
     except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None

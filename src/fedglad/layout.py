@@ -6,7 +6,6 @@ always summed by one thread in one order: the bits depend neither on the number 
 on where an array happens to lie in memory.
 """
 
-import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -224,4 +223,4 @@ def _named(name: str, value: Any) -> Tensor:
 
 def _is_parameter(name: str, tensor: Tensor) -> bool:
     integral = not (tensor.is_floating_point() or tensor.is_complex())
-    return not integral and re.split(r"[./]", name)[-1] not in BUFFER_SUFFIXES
+    return not integral and not name.endswith(BUFFER_SUFFIXES)

@@ -28,6 +28,7 @@ class Update:
     | `client` | who it was: an int or a string, kept in the record |
     | `steps`, `loss` | local steps taken, mean training loss: kept for methods and the record |
     | `extra`  | a second set of tensors some client methods send (SCAFFOLD's c_k⁺ − c_k) |
+    | `buffers` | trained buffers that go with a `delta`; a `model` brings its own |
 
     The arrays are read, never written, and must stay as they are until `server.step` returns
     when a list is given; from an iterator, until the next item is asked for.
@@ -41,6 +42,7 @@ class Update:
     steps: int | None = None
     loss: float | None = None
     extra: Arrays | Tensor | None = None
+    buffers: Arrays | None = None
 
     def __post_init__(self) -> None:
         if (self.delta is None) == (self.model is None):
@@ -49,6 +51,15 @@ class Update:
                 f"an Update takes the difference or the trained model, got {given}: "
                 "Update({name: theta - theta_k}) or Update(model=state_dict)"
             )
+
+
+@dataclass(frozen=True)
+class Failure:
+    """In place of an Update: a client that was asked and has nothing, and why."""
+
+    client: int | str | None
+    reason: str
+    detail: str = ""  # a traceback, for the log
 
 
 @dataclass(frozen=True)
@@ -130,8 +141,8 @@ class Record:
 
     @property
     def rejected(self) -> dict[int | str, str]:
-        """{client: reason} of the updates that were left out; without an id, by their place."""
-        named = ((k if c["id"] is None else c["id"], c) for k, c in enumerate(self.clients))
+        """{client: reason} of the updates that were left out; without an id, "#place"."""
+        named = ((f"#{k}" if c["id"] is None else c["id"], c) for k, c in enumerate(self.clients))
         return {name: client["rejected"] for name, client in named if "rejected" in client}
 
     def to_dict(self) -> dict[str, Any]:

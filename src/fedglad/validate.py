@@ -104,14 +104,14 @@ def open_update(update: Update, layout: Layout, *, wants_extra: bool) -> Source:
     """The update as a Source; raises Rejected unless names, shapes and dtypes are the model's."""
     weight = _weight(update.weight)
     trained = update.model is not None
-    buffers: dict[str, Tensor] = {}
-    if trained:
-        assert update.model is not None
+    if update.model is not None:
         tensors = _parameters(update.model, layout, "model")
-        buffers = {name: _buffer(update.model, name, layout) for name in layout.buffers}
     else:
         assert update.delta is not None
         tensors = _tensors(update.delta, layout, "delta")
+    brought = update.model if trained else update.buffers
+    names = layout.buffers if brought is not None else ()
+    buffers = {name: _buffer(brought or {}, name, layout) for name in names}
     extra = None
     if wants_extra:
         if update.extra is None:
@@ -164,6 +164,8 @@ def _parameters(arrays: Mapping[str, Any], layout: Layout, what: str) -> list[Te
         if alias in arrays:
             twin = _readable(arrays[alias], alias)
             first = found[layout.index[name]]
+            if not twin.is_floating_point():
+                raise Rejected(f"{alias!r} is {twin.dtype}, not floating point")
             if twin.data_ptr() != first.data_ptr() and not twin.reshape(-1).equal(first):
                 raise Rejected(f"{alias!r} is tied to {name!r} and differs from it")
     return found
@@ -171,7 +173,7 @@ def _parameters(arrays: Mapping[str, Any], layout: Layout, what: str) -> list[Te
 
 def _buffer(arrays: Mapping[str, Any], name: str, layout: Layout) -> Tensor:
     if name not in arrays:
-        raise Rejected(f"model has no tensor {name!r}")
+        raise Rejected(f"there is no buffer {name!r}")
     tensor = _readable(arrays[name], name)
     shape, dtype = layout.buffers[name]
     if tensor.shape != shape:
