@@ -10,9 +10,28 @@
 Importing it loads torch and numpy only; safetensors is loaded by `Server.save` and `Server.load`.
 """
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 from fedglad.adapters import Glad
-from fedglad.records import Record, Statistics, Update
+from fedglad.records import Record, Round, Statistics, Update
 from fedglad.server import Server
 from fedglad.validate import Guard
 
-__all__ = ["Glad", "Guard", "Record", "Server", "Statistics", "Update"]
+__all__ = ["Glad", "Guard", "Record", "Round", "Server", "Statistics", "Update", "simulate"]
+
+
+def simulate(
+    config: Any, overrides: Mapping[str, Any] | None = None, *, model: Any = None, data: Any = None
+) -> Iterator[Round]:
+    """Runs a preset, a TOML file or a Config, and yields each round as it is done.
+
+    >>> for round in simulate("digits", {"rounds": 2, "adapter.name": "none"}):  # doctest: +SKIP
+    ...     print(round.t, round.test_accuracy, round.record.gsi_all)
+
+    With own objects, `model` is a module, and `data` has `clients`, `size(k)`, `client(k)` and
+    `test()`, the last two giving (x, y).
+    """
+    from fedglad.config import simulate
+
+    return simulate(config, overrides, model=model, data=data)

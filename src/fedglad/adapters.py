@@ -52,11 +52,13 @@ class Adapter:
     def __post_init__(self) -> None:
         if not callable(self.groups) and self.groups not in ("tensor", "layer", "all"):
             raise ValueError(
-                f"groups={self.groups!r}: choose 'tensor', 'layer', 'all' or a function from a "
-                "tensor's name to its group's"
+                f"{type(self).__name__}(groups={self.groups!r}): choose 'tensor', 'layer', 'all' "
+                "or a function from a tensor's name to its group's"
             )
         if self.min_group < 1:
-            raise ValueError(f"min_group={self.min_group!r}: must be 1 or more")
+            raise ValueError(
+                f"{type(self).__name__}(min_group={self.min_group!r}): must be 1 or more"
+            )
 
     def group(self, sizes: Mapping[str, int]) -> Groups:
         """The groups of tensors with these names and numbers of elements."""
@@ -181,8 +183,10 @@ class Fixed(Adapter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (self.value > 0 and math.isfinite(self.value)):
-            raise ValueError(f"Fixed(value={self.value!r}): must be positive and finite")
+        if not 0 < self.value <= 1e15:
+            raise ValueError(
+                f"Fixed(value={self.value!r}): must be positive and finite, up to 1e15"
+            )
 
     def scale(self, stats: Statistics, groups: Groups) -> np.ndarray:
         return np.full(len(groups.labels), self.value)

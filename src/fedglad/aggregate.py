@@ -64,8 +64,10 @@ def sweep(
     rows: list[list[Tensor]] = [[] for _ in sources]
     for block in layout.blocks:
         targets = [(total.flat[block.span], total.empty, weights) for total, weights in into]
+        for gap in block.gaps:
+            scratch[gap] = 0
         for k, source in enumerate(sources):
-            x = _read(layout, block, source, base, scratch, clean=k > 0)
+            x = _read(layout, block, source, base, scratch)
             for target, empty, weights in targets:
                 if empty and k == 0:
                     torch.mul(x, weights[k], out=target)
@@ -107,7 +109,9 @@ def pack(layout: Layout, source: Source, base: Tensor) -> Tensor:
     flat = layout.zeros()
     scratch = torch.empty(min(BLOCK, layout.size), dtype=layout.dtype, device=layout.device)
     for block in layout.blocks:
-        flat[block.span] = _read(layout, block, source, base, scratch, clean=False)
+        for gap in block.gaps:
+            scratch[gap] = 0
+        flat[block.span] = _read(layout, block, source, base, scratch)
     return flat
 
 
@@ -117,12 +121,10 @@ def _read(
     source: Source | Tensor,
     base: Tensor,
     scratch: Tensor,
-    *,
-    clean: bool,
 ) -> Tensor:
     """The block of a source: the caller's own memory if its form allows, else scratch.
 
-    `clean`: scratch was last used for this block, so its padding is zero already.
+    The caller has zeroed the block's padding in scratch; base's is zero, so it stays so.
     """
     if isinstance(source, Tensor):
         return source[block.span]
@@ -136,8 +138,6 @@ def _read(
         x = scratch[: block.size]
         for piece in block.pieces:
             x[piece.place] = tensors[piece.index][piece.span]
-        for gap in () if clean else block.gaps:
-            x[gap] = 0
     return torch.sub(base[block.span], x, out=scratch[: block.size]) if source.trained else x
 
 
@@ -149,9 +149,9 @@ def _small(layout: Layout, index: int, source: Source | Tensor, base: Tensor) ->
     elif isinstance(source.tensors, Tensor):
         x = source.tensors[span]
     else:
-        x = source.tensors[index].to(layout.device)
+        x = source.tensors[index].to(layout.device, layout.dtype)
         if source.trained:
-            x = base[span] - x.to(layout.dtype)
+            x = base[span] - x
     if not bool(x.any()):
         return 0.0
     parts = (part.double().cpu().numpy() for part in x.split(BLOCK))

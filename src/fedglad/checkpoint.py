@@ -3,6 +3,8 @@
 import json
 import os
 import zlib
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,23 @@ def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], meta: dict[s
     """Writes to a temporary file, syncs it, renames it: the file is whole or not there."""
     from safetensors.torch import save_file
 
-    path = Path(path)
-    header = {"fedglad": json.dumps({**meta, "crc32": _crc32(tensors)})}
+    text = json.dumps(meta)
+    header = {"fedglad": text, "crc32": str(_crc32(tensors, text))}
+    with _replacing(Path(path)) as temporary:
+        save_file(tensors, temporary, metadata=header)
+
+
+def write_text(path: Path, text: str) -> None:
+    """The same for a small text."""
+    with _replacing(path) as temporary:
+        temporary.write_text(text)
+
+
+@contextmanager
+def _replacing(path: Path) -> Generator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        save_file(tensors, temporary, metadata=header)
+        yield temporary
         _sync(temporary)
         temporary.replace(path)
         _sync(path.parent)
@@ -48,18 +62,21 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
         raise CheckpointError(f"{path} is damaged, use an earlier one: {error}") from error
     if "fedglad" not in header:
         raise CheckpointError(f"{path} is not a state saved by fedglad")
-    meta: dict[str, Any] = json.loads(header["fedglad"])
-    if meta["version"] != VERSION:
-        raise CheckpointError(
-            f"{path} has format version {meta['version']}, this fedglad reads {VERSION}"
-        )
-    if _crc32(tensors) != meta.pop("crc32"):
+    text = header["fedglad"]
+    try:
+        meta: Any = json.loads(text)
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged, use an earlier one: {error}") from error
+    version = meta.get("version") if isinstance(meta, dict) else None
+    if isinstance(version, int) and version != VERSION:
+        raise CheckpointError(f"{path} has format version {version}, this fedglad reads {VERSION}")
+    if str(_crc32(tensors, text)) != header.get("crc32"):
         raise CheckpointError(f"{path} is damaged, use an earlier one: its checksum does not match")
     return tensors, meta
 
 
-def _crc32(tensors: dict[str, Tensor]) -> int:
-    crc = 0
+def _crc32(tensors: dict[str, Tensor], text: str) -> int:
+    crc = zlib.crc32(text.encode())
     for name in sorted(tensors):
         data = tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         crc = zlib.crc32(data.numpy().data, zlib.crc32(name.encode(), crc))
@@ -89,6 +106,19 @@ def build(found: dict[str, Any], registry: dict[str, type]) -> Any:
     """The component of `settings`."""
     fields = {n: tuple(v) if isinstance(v, list) else v for n, v in found.items() if n != "name"}
     return registry[found["name"]](**fields)
+
+
+def require_same_tensors(saved: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+    """Raises unless every tensor is there in its own shape and dtype."""
+    for name, ours in own.items():
+        if name not in saved:
+            raise CheckpointError(f"the state has no tensor {name!r}")
+        theirs = saved[name]
+        if (theirs.shape, theirs.dtype) != (ours.shape, ours.dtype):
+            raise CheckpointError(
+                f"the state's {name!r} is {tuple(theirs.shape)} {theirs.dtype}, "
+                f"not {tuple(ours.shape)} {ours.dtype}"
+            )
 
 
 def require_same_layout(saved: list[list[Any]], own: list[list[Any]]) -> None:

@@ -15,7 +15,7 @@ from fedglad.filters import Filter
 from fedglad.gram import Gram, trimmed_mean
 from fedglad.layout import Layout
 from fedglad.records import Failure, Update, indicator
-from fedglad.validate import Content, Gate, Rejected, Source, open_update
+from fedglad.validate import MAX_NORM, Content, Gate, Rejected, Source, as_number, open_update
 from fedglad.weights import Client, Samples, State
 
 WINDOW = 32  # updates of a list that are measured together: bounds the memory for row norms
@@ -199,7 +199,7 @@ class Intake:
                 raise Rejected(
                     f"a {type(item).__name__} is neither an Update nor a dict of tensors"
                 )
-            entry["id"], entry["loss"] = _identity(update.client), _finite(update.loss)
+            entry["id"], entry["loss"] = _identity(update.client), as_number(update.loss)
             if self.plan.weighting.needs_client and update.client is None:
                 raise Rejected(f"{type(self.plan.weighting).__name__} needs Update(client=...)")
             source = open_update(update, self.plan.layout, wants_extra=self.plan.wants_extra)
@@ -207,6 +207,8 @@ class Intake:
                 sq = self._sweep([source.extra])[0]
                 if not np.isfinite(sq).all():
                     self._reject_values(sq, source.extra.tensors, "extra ")
+                if (norm := math.sqrt(float(sq.sum()))) > MAX_NORM:
+                    raise Rejected(f"extra has norm {norm:.3g}, above {MAX_NORM:.0e}")
         except Rejected as reason:
             entry["rejected"] = str(reason)
             return None
@@ -217,7 +219,7 @@ class Intake:
     ) -> Member | None:
         """Lets an update in by its weight and norm, or notes why not; `sent` is its first form."""
         norm_sq = math.fsum(sq.tolist()) if np.isfinite(sq).all() else math.nan
-        entry["sq_norm"] = _finite(norm_sq)
+        entry["sq_norm"] = as_number(norm_sq)
         weight = self.plan.weighting.weigh(source.weight)
         member = Member(entry, weight, sq, math.sqrt(norm_sq), source)
         try:
@@ -281,7 +283,7 @@ class Intake:
         squares = [np.empty((0, len(layout.names)))]
         for k in range(0, len(sources), WINDOW):
             part = slice(k, k + WINDOW)
-            if part.stop >= len(sources):
+            if factor is not None and part.stop >= len(sources):
                 self.total.factor = factor
             sums = [(total, weights[part]) for total, weights in into]
             squares.append(sweep(layout, sources[part], self.base, sums, measure=measure))
@@ -329,14 +331,6 @@ def _identity(client: Any) -> Client:
         return operator.index(client)
     except TypeError:
         return str(client)
-
-
-def _finite(value: Any) -> float | None:
-    try:
-        number = float(value.detach() if isinstance(value, Tensor) else value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _gsi_all(sq: np.ndarray, mean_sq: np.ndarray, shares: np.ndarray) -> float:

@@ -74,9 +74,9 @@ class MultiKrum(Filter):
     m: int | None = None
 
     def __post_init__(self) -> None:
-        if self.f < 0:
+        if self.f < 0 or self.f != int(self.f):
             raise ValueError(f"{self._name}(f={self.f!r}): the number of bad clients is 0 or more")
-        if self.m is not None and self.m < 1:
+        if self.m is not None and (self.m < 1 or self.m != int(self.m)):
             raise ValueError(f"{self._name}(m={self.m!r}): at least one update must be kept")
 
     @property

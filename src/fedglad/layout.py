@@ -85,6 +85,10 @@ class Layout:
         self._filled = np.flatnonzero(rows)  # tensors that have elements
         self._first_rows = (ends - rows)[self._filled]
         self.blocks = tuple(_blocks(self.starts, self.numels))
+        used = np.zeros(self.size, bool)
+        for start, numel in zip(self.starts, self.numels, strict=True):
+            used[start : start + numel] = True
+        self.padding = torch.from_numpy(np.flatnonzero(~used)).to(self.device)
 
     def zeros(self) -> Tensor:
         """A flat vector of zeros."""

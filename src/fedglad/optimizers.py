@@ -22,7 +22,7 @@ class Optimizer(ABC):
     lr: float = 1.0
 
     def __post_init__(self) -> None:
-        self._check("lr", self.lr, math.isfinite(self.lr) and self.lr > 0, "positive and finite")
+        self._check("lr", self.lr, 0 < self.lr <= 1e15, "positive and finite, up to 1e15")
 
     def _check(self, name: str, value: object, good: bool, must: str) -> None:
         if not good:
@@ -98,10 +98,11 @@ class Adam(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check("form", self.form, self.form in ("authors", "reddi"), "'authors' or 'reddi'")
+        self._check("betas", self.betas, len(self.betas or (0, 0)) == 2, "two numbers")
         beta1, beta2, eps = self._settings
         self._check_decay("betas[0]", beta1)
         self._check_decay("betas[1]", beta2)
-        self._check("eps", eps, math.isfinite(eps) and eps > 0, "positive and finite")
+        self._check("eps", eps, 1e-30 <= eps <= 1e15, "positive, from 1e-30 to 1e15")
 
     @property
     def _settings(self) -> tuple[float, float, float]:
@@ -150,9 +151,7 @@ class Adagrad(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_decay("beta1", self.beta1)
-        self._check(
-            "eps", self.eps, math.isfinite(self.eps) and self.eps > 0, "positive and finite"
-        )
+        self._check("eps", self.eps, 1e-30 <= self.eps <= 1e15, "positive, from 1e-30 to 1e15")
 
     def slots(self) -> dict[str, float]:
         return {"v": self.eps**2, **({"m": 0.0} if self.beta1 else {})}

@@ -165,3 +165,27 @@ class Record:
             "tensors": tensors,
             "groups": groups,
         }
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of a run: who took part, what the server did, and how good the model is now."""
+
+    t: int
+    cohort: tuple[int, ...]
+    record: Record
+    test_loss: float | None = None
+    test_accuracy: float | None = None
+    label_similarity: float | None = None
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    def to_dict(self) -> dict[str, Any]:
+        """One line of a run's `rounds.jsonl`."""
+        return {
+            "round": self.t,
+            **self.record.to_dict(),
+            "test_loss": self.test_loss,
+            "test_accuracy": self.test_accuracy,
+            "label_similarity": self.label_similarity,
+            "seconds": self.seconds,
+        }

@@ -13,9 +13,13 @@ def stream(seed: int, purpose: str, *index: int | str) -> np.random.Generator:
     Different names give independent streams, so a method that draws more in one place does not
     shift the draws of another, and round 40 can be drawn without drawing rounds 0 to 39.
 
-    >>> stream(1, "cohort", 40).integers(100) == stream(1, "cohort", 40).integers(100)
+    >>> int(stream(1, "cohort", 40).integers(100)) == int(stream(1, "cohort", 40).integers(100))
     True
     """
-    name = [operator.index(seed), purpose, *(i if isinstance(i, str) else int(i) for i in index)]
+    name = [
+        operator.index(seed),
+        purpose,
+        *(i if isinstance(i, str) else operator.index(i) for i in index),
+    ]
     digest = hashlib.sha256(json.dumps(name).encode()).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest)))

@@ -8,6 +8,7 @@ from os import PathLike
 from typing import Any, Protocol, Self
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from fedglad import adapters, checkpoint, filters, optimizers, weights
@@ -116,7 +117,7 @@ class Server:
         """The parameters, in their own dtypes."""
         views = self.layout.views(self._theta)
         dtypes = zip(views.items(), self.layout.dtypes, strict=True)
-        return {name: view.to(dtype) for (name, view), dtype in dtypes}
+        return {name: _rounded(view, dtype) for (name, view), dtype in dtypes}
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -124,6 +125,11 @@ class Server:
         params = self.params
         tied = {alias: params[name] for alias, name in self.layout.aliases.items()}
         return {**params, **tied, **self._buffers}
+
+    @property
+    def packed(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """The parameters as clients have them, one flat vector, and the buffers."""
+        return self._received(), self._buffers
 
     def step(self, updates: Iterable[Any], *, population: int | None = None) -> Record:
         """One round: consumes the updates in their order and moves the model.
@@ -273,8 +279,12 @@ class Server:
                 own[role] = checkpoint.build(found, registry)
         own.setdefault("min_clients", meta["min_clients"])
         own.setdefault("guard", meta["guard"] and Guard(**meta["guard"]))
-        own.setdefault("buffers", [name for name, *_, kind in meta["layout"] if kind == "buffer"])
-        server = cls(model, **own)
+        names = [name for name, *_, kind in meta["layout"] if kind == "buffer"]
+        known: dict[str, Any] = {"buffers": names, **own}
+        try:
+            server = cls(model, **known)
+        except ValueError:  # of another model: it will be told apart tensor by tensor
+            server = cls(model, **own)
         server.load_state_dict({**meta, "tensors": tensors})
         return server
 
@@ -322,6 +332,9 @@ class Server:
                 f"the state has version {saved.get('version')!r}, this fedglad reads "
                 f"{checkpoint.VERSION}"
             )
+        for key in ("layout", "tensors", "round", "gate", "optimizer", "adapter", "weighting"):
+            if key not in saved:
+                raise checkpoint.CheckpointError(f"the state has no {key!r}")
         checkpoint.require_same_layout(saved["layout"], self.layout.describe())
         for role in ("optimizer", "adapter", "weighting"):
             theirs, ours = saved[role]["class"], type(getattr(self, role)).__name__
@@ -334,9 +347,15 @@ class Server:
                 f"the state was saved with other groups: {saved['adapter']['groups'][:3]} ... "
                 f"where this server has {list(self._groups.labels[:3])} ..."
             )
-        missing = self._tensors().keys() - saved["tensors"].keys()
-        if missing:
-            raise checkpoint.CheckpointError(f"the state has no tensor {min(missing)!r}")
+        own = self._tensors()
+        for key in {n.split("/", 2)[1] for n in saved["tensors"] if n.startswith("method/")}:
+            views = self.layout.views(self._theta)
+            own |= {f"method/{key}/{name}": view for name, view in views.items()}
+        checkpoint.require_same_tensors(saved["tensors"], own)
+        theirs = {name: len(values) for name, values in saved["adapter"]["state"].items()}
+        ours = {name: len(values) for name, values in self._adapter_state.items()}
+        if theirs != ours:
+            raise checkpoint.CheckpointError(f"the adapter's state is {theirs}, not {ours}")
         if self.method is None and any(name.startswith("method/") for name in saved["tensors"]):
             raise checkpoint.CheckpointError(
                 "the state has a client method's vectors: give this server its method="
@@ -352,6 +371,14 @@ def _stretches(block: Block, scale: list[float]) -> Iterator[tuple[slice, float]
     ends = [*(start for _, start in runs[1:]), block.size]
     for (s, start), end in zip(runs, ends, strict=True):
         yield slice(block.span.start + start, block.span.start + end), s
+
+
+def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in its own dtype; what that cannot hold becomes its largest number, not inf."""
+    if dtype == x.dtype:
+        return x
+    largest = torch.finfo(dtype).max
+    return x.clamp(-largest, largest).to(dtype)
 
 
 def refuse(adapter: Adapter, filter: Filter, weighting: Samples) -> None:

@@ -1,6 +1,7 @@
 """Nothing poisons the model: what an update must be before it may touch a sum."""
 
 import math
+import reprlib
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -120,27 +121,44 @@ def open_update(update: Update, layout: Layout, *, wants_extra: bool) -> Source:
     return Source(weight, tensors, trained, buffers, extra)
 
 
-def _weight(value: Any) -> float:
+def as_number(value: Any) -> float | None:
+    """A finite float, or None for anything else a client may send."""
     try:
-        weight = float(value)
-    except (TypeError, ValueError, OverflowError):
-        weight = math.nan
-    if not (math.isfinite(weight) and weight > 0):
-        raise Rejected(f"weight {value!r} is not a positive finite number")
+        number = float(value.detach() if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _shown(value: Any) -> str:
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # an integer with more digits than Python will print
+        return f"a huge {type(value).__name__}"
+
+
+def _weight(value: Any) -> float:
+    weight = as_number(value)
+    if weight is None or weight <= 0:
+        raise Rejected(f"weight {_shown(value)} is not a positive finite number")
     if not WEIGHTS[0] <= weight <= WEIGHTS[1]:
         raise Rejected(f"weight {weight:.4g} is not between {WEIGHTS[0]:g} and {WEIGHTS[1]:g}")
     return weight
 
 
 def _tensors(value: Mapping[str, Any] | Tensor, layout: Layout, what: str) -> Content:
-    if isinstance(value, Tensor):
-        if value.shape != (layout.size,) or value.dtype != layout.dtype:
-            raise Rejected(
-                f"{what} is one tensor of shape {tuple(value.shape)}, {value.dtype}: "
-                f"a packed vector has shape ({layout.size},), {layout.dtype}"
-            )
-        return value.detach().to(layout.device).contiguous()
-    return _parameters(value, layout, what)
+    if not isinstance(value, Tensor):
+        return _parameters(value, layout, what)
+    packed = _readable(value, what)
+    if packed.shape != (layout.size,) or packed.dtype != layout.dtype:
+        raise Rejected(
+            f"{what} is one tensor of shape {tuple(packed.shape)}, {packed.dtype}: "
+            f"a packed vector has shape ({layout.size},), {layout.dtype}"
+        )
+    packed = packed.to(layout.device).contiguous()
+    if bool(packed[layout.padding].any()):
+        raise Rejected(f"{what} is a packed vector whose padding is not zero")
+    return packed
 
 
 def _parameters(arrays: Mapping[str, Any], layout: Layout, what: str) -> list[Tensor]:

@@ -50,8 +50,8 @@ class FedAdp(Samples):
     alpha: float = 5.0
 
     def __post_init__(self) -> None:
-        if not self.alpha > 0:
-            raise ValueError(f"FedAdp(alpha={self.alpha!r}): must be greater than 0")
+        if not 0 < self.alpha <= 100:
+            raise ValueError(f"FedAdp(alpha={self.alpha!r}): must be greater than 0, at most 100")
 
     def reweigh(
         self, weights: np.ndarray, gram: Gram, clients: list[Client], state: State
@@ -79,8 +79,10 @@ class InverseDistance(Samples):
     eps: float = 1e-12
 
     def __post_init__(self) -> None:
-        if not self.eps > 0:
-            raise ValueError(f"InverseDistance(eps={self.eps!r}): must be greater than 0")
+        if not 1e-30 <= self.eps <= 1e30:
+            raise ValueError(
+                f"InverseDistance(eps={self.eps!r}): must be greater than 0, 1e-30 to 1e30"
+            )
 
     def reweigh(
         self, weights: np.ndarray, gram: Gram, clients: list[Client], state: State

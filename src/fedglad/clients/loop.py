@@ -1,0 +1,218 @@
+"""The only local training loop: what a client does between receiving θ and sending θ − θ_k.
+
+Parameters and gradients are views into flat vectors, so loading the global model, clipping, the
+optimizer's step and the final difference are single operations on one vector.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedglad.layout import split
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Memory = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain:
+    """Local SGD and nothing else: the client half of FedAvg (McMahan et al. 2017)."""
+
+    optimizer: Annotated[
+        Literal["sgd", "sgdm", "adam", "adamw"], "sgd, sgdm, adam or adamw; new every round"
+    ] = "sgdm"
+    lr: Annotated[float, "the local rate"] = 0.01
+    momentum: Annotated[float, "of sgdm"] = 0.9
+    betas: Annotated[tuple[float, float], "of adam and adamw"] = (0.9, 0.999)
+    eps: Annotated[float, "of adam and adamw"] = 1e-8
+    weight_decay: Annotated[float, "decoupled for adamw, else added to the gradient"] = 0.0
+    batch_size: Annotated[int, "samples a step"] = 64
+    epochs: Annotated[int, "passes over the client's data"] = 1
+    steps: Annotated[int, "if not 0, so many steps instead of epochs"] = 0
+    drop_last: Annotated[bool, "leave out a last incomplete batch, unless it is all there is"] = (
+        False
+    )
+    clip_norm: Annotated[float, "cut the gradient to this norm, after any correction; 0: never"] = (
+        0.0
+    )
+    schedule: Annotated[Literal["constant", "linear"], "constant, or linear to 0 in the round"] = (
+        "constant"
+    )
+    warmup: Annotated[float, "share of the round's steps in which a linear rate rises"] = 0.0
+
+    def __post_init__(self) -> None:
+        limits = {
+            "lr": (self.lr, 0 < self.lr < math.inf, "positive and finite"),
+            "momentum": (self.momentum, 0 <= self.momentum < 1, "in [0, 1)"),
+            "weight_decay": (self.weight_decay, 0 <= self.weight_decay < math.inf, "0 or more"),
+            "batch_size": (self.batch_size, self.batch_size >= 1, "1 or more"),
+            "epochs": (self.epochs, self.epochs >= 1, "1 or more"),
+            "steps": (self.steps, self.steps >= 0, "0 or more"),
+            "clip_norm": (self.clip_norm, self.clip_norm >= 0, "0 (never) or more"),
+            "warmup": (self.warmup, 0 <= self.warmup <= 1, "a share in [0, 1]"),
+        }
+        for name, (value, good, must) in limits.items():
+            if not good:
+                raise ValueError(f"{type(self).__name__}({name}={value!r}): must be {must}")
+
+    def correct(self, grad: Tensor, w: Tensor, theta: Tensor, memory: Memory, sent: Memory) -> None:
+        """Changes a minibatch gradient in place, before clipping; all are flat vectors."""
+
+    def finish(
+        self, delta: Tensor, steps: int, memory: Memory, sent: Memory
+    ) -> tuple[Memory, Tensor | None]:
+        """The client's proposed new memory, and what it sends beside its update."""
+        return memory, None
+
+    def batches(self, n: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+        """The indices of each batch: reshuffled every epoch."""
+        size = min(self.batch_size, n)
+        per_epoch = n // size if self.drop_last else -(-n // size)
+        total = self.steps or self.epochs * per_epoch
+        for step in range(total):
+            at = step % per_epoch
+            if at == 0:
+                order = rng.permutation(n)
+            yield order[at * size : (at + 1) * size]  # pyright: ignore[reportPossiblyUnboundVariable]
+
+    def count(self, n: int) -> int:
+        """How many local steps a client with n samples takes."""
+        size = min(self.batch_size, n)
+        return self.steps or self.epochs * (n // size if self.drop_last else -(-n // size))
+
+    def rate(self, step: int, total: int) -> float:
+        """The learning rate of a step within the round."""
+        if self.schedule == "constant":
+            return self.lr
+        warm = self.warmup * total
+        return self.lr * (step / warm if step < warm else (total - step) / max(total - warm, 1e-12))
+
+
+@dataclass
+class Result:
+    """What a client has after its round."""
+
+    delta: Tensor
+    buffers: dict[str, Tensor]
+    steps: int
+    loss: float
+    memory: Memory = field(default_factory=dict[str, Tensor])
+    extra: Tensor | None = None
+
+
+class Workbench:
+    """A model bound to flat vectors, on which one client after the other trains."""
+
+    def __init__(self, model: nn.Module, loss: Loss = cross_entropy) -> None:
+        self.model = model
+        self.loss = loss
+        self.layout, parameters, _ = split(model)
+        if not self.layout.exact:
+            raise ValueError(
+                "all parameters must have one dtype, float32 or float64, to be trained"
+            )
+        self.w = self.layout.pack(parameters)
+        self.grad = self.layout.zeros()
+        values, grads = self.layout.views(self.w), self.layout.views(self.grad)
+        for name, parameter in model.named_parameters():
+            parameter.data, parameter.grad = values[name], grads[name]
+        self.buffers = {name: b for name, b in model.named_buffers() if name in self.layout.buffers}
+
+    def load(self, theta: Tensor, buffers: Mapping[str, Tensor]) -> None:
+        """Takes over the global model."""
+        self.w.copy_(theta)
+        for name, own in self.buffers.items():
+            own.copy_(buffers[name])
+
+    def train(
+        self,
+        client: Plain,
+        theta: Tensor,
+        buffers: Mapping[str, Tensor],
+        x: Tensor,
+        y: Tensor,
+        rng: np.random.Generator,
+        *,
+        memory: Memory | None = None,
+        sent: Memory | None = None,
+        out: Tensor | None = None,
+    ) -> Result:
+        """One client's round; the difference θ − θ_k is written to `out`, if given."""
+        memory, sent = memory or {}, sent or {}
+        torch.manual_seed(int(rng.integers(2**63)))
+        self.load(theta, buffers)
+        self.model.train()
+        move = _MOVES[client.optimizer](client, self.w)
+        total = client.count(len(y))
+        losses = torch.zeros(())
+        for step, batch in enumerate(client.batches(len(y), rng)):
+            index = torch.from_numpy(batch)
+            self.grad.zero_()
+            loss = self.loss(self.model(x[index]), y[index])
+            loss.backward()
+            losses += loss.detach()
+            client.correct(self.grad, self.w, theta, memory, sent)
+            if client.clip_norm:
+                norm = float(torch.linalg.vector_norm(self.grad))
+                if norm > client.clip_norm:
+                    self.grad.mul_(client.clip_norm / (norm + 1e-6))
+            move(self.grad, client.rate(step, total), step)
+        delta = torch.sub(theta, self.w, out=out)
+        new_memory, extra = client.finish(delta, total, memory, sent)
+        kept = {name: value.clone() for name, value in self.buffers.items()}
+        return Result(delta, kept, total, float(losses) / max(total, 1), new_memory, extra)
+
+
+Move = Callable[[Tensor, float, int], Any]
+
+
+def _sgd(client: Plain, w: Tensor) -> Move:
+    def move(grad: Tensor, lr: float, step: int) -> None:
+        if client.weight_decay:
+            grad.add_(w, alpha=client.weight_decay)
+        w.sub_(grad, alpha=lr)
+
+    return move
+
+
+def _sgdm(client: Plain, w: Tensor) -> Move:
+    velocity = torch.zeros_like(w)
+
+    def move(grad: Tensor, lr: float, step: int) -> None:
+        if client.weight_decay:
+            grad.add_(w, alpha=client.weight_decay)
+        velocity.mul_(client.momentum).add_(grad)
+        w.sub_(velocity, alpha=lr)
+
+    return move
+
+
+def _adam(client: Plain, w: Tensor) -> Move:
+    m, v = torch.zeros_like(w), torch.zeros_like(w)
+    (beta1, beta2), decoupled = client.betas, client.optimizer == "adamw"
+
+    def move(grad: Tensor, lr: float, step: int) -> None:
+        if client.weight_decay and decoupled:
+            w.mul_(1 - lr * client.weight_decay)
+        elif client.weight_decay:
+            grad.add_(w, alpha=client.weight_decay)
+        m.lerp_(grad, 1 - beta1)
+        v.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        root = (v.sqrt() / math.sqrt(1 - beta2 ** (step + 1))).add_(client.eps)
+        w.addcdiv_(m, root, value=-lr / (1 - beta1 ** (step + 1)))
+
+    return move
+
+
+_MOVES: dict[str, Callable[[Plain, Tensor], Move]] = {
+    "sgd": _sgd,
+    "sgdm": _sgdm,
+    "adam": _adam,
+    "adamw": _adam,
+}

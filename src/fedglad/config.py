@@ -1,0 +1,309 @@
+"""The whole configuration of a run: one TOML file whose sections are the boxes of a round.
+
+A section is `name` plus the fields of the dataclass of that name; nothing is declared twice. Types
+are checked by pydantic from the dataclass, values by the dataclass itself.
+"""
+
+import difflib
+import hashlib
+import importlib
+import json
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import torch
+from torch import nn
+
+from fedglad import adapters, clients, data, engines, filters, models, optimizers, samplers, weights
+from fedglad.records import Round
+from fedglad.rng import stream
+from fedglad.server import refuse
+from fedglad.simulation import Plan, Simulation
+
+REGISTRIES: dict[str, Mapping[str, Any]] = {
+    "data": data.REGISTRY,
+    "model": models.REGISTRY,
+    "client": clients.REGISTRY,
+    "sampler": samplers.REGISTRY,
+    "filter": filters.REGISTRY,
+    "weighting": weights.REGISTRY,
+    "server": optimizers.REGISTRY,
+    "adapter": adapters.REGISTRY,
+    "engine": engines.REGISTRY,
+}
+
+LISTS = {"server": "optimizers", "data": "datasets", "weighting": "weights"}
+"""What a section's registry is called in `fedglad list`, where it is not its plural."""
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be run; the message says which key, the value and the way out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A checked configuration: the settings of every box."""
+
+    rounds: Annotated[int, "how many rounds"] = 50
+    seed: Annotated[int, "of everything random but the partition and the cohorts"] = 1
+    eval_every: Annotated[int, "test after every so many rounds, and after the last"] = 1
+    checkpoint_every: Annotated[int, "save the state after every so many rounds"] = 10
+    sections: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        for name, least in {"rounds": 1, "eval_every": 1, "checkpoint_every": 1}.items():
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} = {getattr(self, name)!r}: must be {least} or more")
+
+    @classmethod
+    def of(cls, tree: Mapping[str, Any]) -> "Config":
+        """From a nested dict, as TOML gives it; what is not named has its default."""
+        top = _top_fields()
+        _known("", tree, [*top, *REGISTRIES])
+        plain = {name: _typed(f"{name}", int, tree[name]) for name in top if name in tree}
+        sections = {name: _section(name, tree.get(name, {})) for name in REGISTRIES}
+        try:
+            refuse(sections["adapter"], sections["filter"], sections["weighting"])
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        return cls(**plain, sections=sections)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every key with its value; what has none (its class decides) is left out."""
+        tree: dict[str, Any] = {name: getattr(self, name) for name in _top_fields()}
+        for name, settings in self.sections.items():
+            values = {f.name: getattr(settings, f.name) for f in fields(settings)}
+            given = {key: value for key, value in values.items() if value is not None}
+            tree[name] = {"name": _name_of(name, type(settings)), **given}
+        return tree
+
+    def to_toml(self) -> str:
+        """The complete file, every field with its meaning."""
+        lines: list[str] = []
+        tree = self.to_dict()
+        help_of = _meanings(Config)
+        for key, value in tree.items():
+            if key not in REGISTRIES:
+                lines.append(_line(key, value, help_of.get(key)))
+        for section in REGISTRIES:
+            choices = ", ".join(REGISTRIES[section])
+            lines += ["", f"[{section}]", _line("name", tree[section]["name"], choices)]
+            help_of = _meanings(type(self.sections[section]))
+            for key, value in tree[section].items():
+                if key != "name":
+                    lines.append(_line(key, value, help_of.get(key)))
+        return "\n".join(lines) + "\n"
+
+    def plan(self, *, model: nn.Module | None = None, data: Any = None) -> Plan:
+        """What the configuration stands for; `model` and `data` take the place of its own."""
+        parts = self.sections
+        if model is None:
+            torch.manual_seed(int(stream(self.seed, "model").integers(2**63)))
+            model = parts["model"].build()
+        assert model is not None
+        return Plan(
+            rounds=self.rounds,
+            seed=self.seed,
+            eval_every=self.eval_every,
+            model=model,
+            data=parts["data"].load_federation() if data is None else data,
+            client=parts["client"],
+            sampler=parts["sampler"],
+            optimizer=parts["server"],
+            adapter=parts["adapter"],
+            filter=parts["filter"],
+            weighting=parts["weighting"],
+            engine=parts["engine"],
+        )
+
+    def hash(self) -> str:
+        """A short name of what determines the result: all but the engine."""
+        tree = {key: value for key, value in self.to_dict().items() if key != "engine"}
+        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def load(source: str | Path, overrides: Mapping[str, Any] | None = None) -> tuple[str, Config]:
+    """A preset by name or a TOML file by path, with dotted keys set on top; its name and itself."""
+    path = Path(source)
+    if str(source) in PRESETS:
+        name, tree = str(source), _copy(PRESETS[str(source)])
+    elif path.suffix == ".toml":
+        if not path.is_file():
+            raise ConfigError(f"there is no file {path}")
+        try:
+            name, tree = path.stem, tomllib.loads(path.read_text())
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    else:
+        raise ConfigError(
+            f"unknown preset {str(source)!r}{_closest(str(source), list(PRESETS))}"
+            "  (fedglad list presets, or a path that ends in .toml)"
+        )
+    for key, value in (overrides or {}).items():
+        section, _, rest = key.partition(".")
+        if not rest:
+            tree[section] = value
+        elif section not in REGISTRIES:
+            raise ConfigError(f"unknown key {key!r}{_closest(section, list(REGISTRIES))}")
+        else:
+            if rest == "name" and tree.get(section, {}).get("name") != value:
+                tree[section] = {}  # another class: the old one's fields mean nothing to it
+            tree.setdefault(section, {})[rest] = value
+    return name, Config.of(tree)
+
+
+def simulate(
+    config: str | Path | Config,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    model: nn.Module | None = None,
+    data: Any = None,
+) -> Iterator[Round]:
+    """Runs a preset, a TOML file or a Config, and yields each round as it is done.
+
+    `overrides` are dotted keys, {"adapter.name": "none"}. Of own objects, `model` is a module and
+    `data` has clients, size(k), client(k) -> (x, y) and test() -> (x, y).
+    """
+    checked = config if isinstance(config, Config) else load(config, overrides)[1]
+    with closing(Simulation(checked.plan(model=model, data=data))) as simulation:
+        yield from simulation.rounds()
+
+
+def parse_value(text: str) -> Any:
+    """The value of `--set key=value`: TOML where it is, else the text itself."""
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def find(section: str, name: str) -> type:
+    """The class of a registry name, or of "package.module:Object"."""
+    registry = REGISTRIES[section]
+    target = registry.get(name, name)
+    if isinstance(target, type):
+        return target
+    if ":" not in target:
+        kind = LISTS.get(section, f"{section}s")
+        raise ConfigError(
+            f"unknown {section} {name!r}{_closest(name, list(registry))}  (fedglad list {kind})"
+        )
+    module, _, attribute = target.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{section}.name = {name!r} cannot be loaded: {error}") from None
+    if not (isinstance(found, type) and is_dataclass(found)):
+        raise ConfigError(f"{section}.name = {name!r} is not a dataclass")
+    return found
+
+
+DEFAULTS = {
+    "data": "digits",
+    "model": "small-cnn",
+    "client": "plain",
+    "sampler": "uniform",
+    "filter": "none",
+    "weighting": "samples",
+    "server": "sgd",
+    "adapter": "glad",
+    "engine": "local",
+}
+
+
+def _section(section: str, given: Any) -> Any:
+    from pydantic import TypeAdapter, ValidationError
+
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"[{section}] is {given!r}: it is a section, give it keys")
+    name = given.get("name", DEFAULTS[section])
+    cls = find(section, str(name))
+    own = {key: value for key, value in given.items() if key != "name"}
+    _known(section, own, [f.name for f in fields(cls)])
+    try:
+        return TypeAdapter(cls).validate_python(own)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join([section, *(str(part) for part in first["loc"])])
+        if first["type"] == "value_error":
+            said = first["msg"].removeprefix("Value error, ")
+            raise ConfigError(f"[{section}] {said}") from None
+        raise ConfigError(f"{key} = {first['input']!r}: {first['msg'].lower()}") from None
+
+
+def _typed(key: str, kind: type, value: Any) -> Any:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ConfigError(f"{key} = {value!r}: must be a whole number")
+    return value
+
+
+def _known(section: str, given: Mapping[str, Any], valid: list[str]) -> None:
+    for key in given:
+        if key not in valid:
+            path = f"{section}.{key}" if section else key
+            raise ConfigError(f"unknown key {path!r}{_closest(key, valid)}")
+
+
+def _closest(word: str, valid: list[str]) -> str:
+    close = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
+    return f": did you mean {close[0]!r}?" if close else f": choose from {', '.join(valid)}"
+
+
+def _top_fields() -> list[str]:
+    return [f.name for f in fields(Config) if f.name != "sections"]
+
+
+def _name_of(section: str, cls: type) -> str:
+    for name, target in REGISTRIES[section].items():
+        if target is cls or target == f"{cls.__module__}:{cls.__qualname__}":
+            return name
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _meanings(cls: type) -> dict[str, str]:
+    """The text beside each field's type: `lr: Annotated[float, "the server's rate"]`."""
+    hints = get_type_hints(cls, include_extras=True)
+    annotated = {
+        name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Annotated
+    }
+    return {name: args[1] for name, args in annotated.items() if isinstance(args[1], str)}
+
+
+def _line(key: str, value: Any, meaning: str | None) -> str:
+    text = f"{key} = {_toml(value)}"
+    return f"{text:<32}# {meaning}" if meaning else text
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_toml(v) for v in value)}]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return json.dumps(value)
+
+
+def _copy(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _copy(v) if isinstance(v, Mapping) else v for k, v in tree.items()}
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "digits": {
+        "rounds": 60,
+        "data": {"name": "digits"},
+        "model": {"name": "small-cnn"},
+        "client": {"lr": 0.05, "batch_size": 16, "epochs": 5, "clip_norm": 1.0},
+        "sampler": {"clients_per_round": 5},
+    },
+    "synthetic": {
+        "rounds": 100,
+        "data": {"name": "synthetic"},
+        "model": {"name": "softmax"},
+        "client": {"optimizer": "sgd", "lr": 0.01, "batch_size": 10, "epochs": 5},
+        "sampler": {"clients_per_round": 10},
+    },
+}

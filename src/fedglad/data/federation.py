@@ -1,0 +1,109 @@
+"""What a data set is to a simulation: clients that can be asked for their samples, and a test set.
+
+Nothing here says how the samples came to a client: `Partitioned` holds one data set and who owns
+which rows of it; a population too large to hold (`synthetic.py`) makes a client when it is asked.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Federation(Protocol):
+    """N clients with their samples, ready for the model, and one test set for the global model."""
+
+    @property
+    def clients(self) -> int:
+        """The number of clients N; they are called 0 … N − 1."""
+        ...
+
+    @property
+    def classes(self) -> int:
+        """The number of classes; 0 where there are none."""
+        ...
+
+    def size(self, k: int) -> int:
+        """How many samples client k has."""
+        ...
+
+    def client(self, k: int) -> tuple[Tensor, Tensor]:
+        """The inputs and targets of client k."""
+        ...
+
+    def test(self) -> tuple[Tensor, Tensor]:
+        """The inputs and targets that no client trains on."""
+        ...
+
+    def labels(self, k: int) -> np.ndarray | None:
+        """How many samples of each class client k has, where labels are known."""
+        ...
+
+
+class Partitioned:
+    """A data set in memory, and which rows of it each client owns.
+
+    >>> x, y = torch.arange(10.0).view(5, 2), torch.tensor([0, 1, 1, 0, 2])
+    >>> data = Partitioned(x, y, x[:1], y[:1], [np.array([4, 0]), np.array([1, 2, 3])])
+    >>> data.client(0)[1], data.labels(1)
+    (tensor([2, 0]), array([1, 2, 0]))
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        test_x: Tensor,
+        test_y: Tensor,
+        indices: Sequence[np.ndarray],
+    ) -> None:
+        for what, inputs, targets in (("training", x, y), ("test", test_x, test_y)):
+            if len(inputs) != len(targets):
+                raise ValueError(f"{len(inputs)} {what} inputs, but {len(targets)} targets")
+        if not len(indices):
+            raise ValueError("a federation needs at least one client, got no index arrays")
+        sizes = [len(rows) for rows in indices]
+        if 0 in sizes:
+            raise ValueError(f"client {sizes.index(0)} has no samples: leave it out")
+        rows = np.concatenate(indices)
+        if not (np.issubdtype(rows.dtype, np.integer) and 0 <= rows.min() <= rows.max() < len(x)):
+            raise ValueError(f"indices must be integers in 0 … {len(x) - 1}, the data set's rows")
+        self.x, self.y, self.test_x, self.test_y = x, y, test_x, test_y
+        # One tensor for all clients, not one each: ten thousand of them are sent to a worker at
+        # the price of one.
+        self.rows = torch.from_numpy(rows.astype(np.int64, copy=False))
+        self.bounds = [0, *np.cumsum(sizes).tolist()]
+        self.labelled = y.dim() == 1 and not (y.is_floating_point() or y.is_complex())
+        found = [int(t.max()) + 1 for t in (y, test_y) if self.labelled and len(t)]
+        self.classes = max(found, default=0)
+
+    @property
+    def clients(self) -> int:
+        """The number of clients N."""
+        return len(self.bounds) - 1
+
+    def size(self, k: int) -> int:
+        """How many samples client k has."""
+        return len(self._rows(k))
+
+    def client(self, k: int) -> tuple[Tensor, Tensor]:
+        """The inputs and targets of client k, as copies."""
+        rows = self._rows(k)
+        return self.x[rows], self.y[rows]
+
+    def test(self) -> tuple[Tensor, Tensor]:
+        """The test inputs and targets."""
+        return self.test_x, self.test_y
+
+    def labels(self, k: int) -> np.ndarray | None:
+        """How many samples of each class client k has; None if the targets are not labels."""
+        if not self.labelled:
+            return None
+        return torch.bincount(self.y[self._rows(k)], minlength=self.classes).numpy()
+
+    def _rows(self, k: int) -> Tensor:
+        if not 0 <= k < self.clients:
+            raise IndexError(f"client {k}: there are clients 0 … {self.clients - 1}")
+        return self.rows[self.bounds[k] : self.bounds[k + 1]]

@@ -1,0 +1,144 @@
+"""Persistent worker processes that answer messages in order, and survive being killed."""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+
+TRIES = 3  # a message whose worker dies so often gets no answer
+
+Serve = Callable[[int, Any], Any]
+"""Answers a message; the number is that of its slot, which no other message uses meanwhile."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """In place of an answer."""
+
+    reason: str
+
+
+@dataclass
+class Process:
+    handle: Any
+    pipe: Connection
+    message: int | None = None  # which one it is at work on
+    since: float = 0.0
+
+
+class Pool:
+    """`workers` forked processes with one thread each. `begin` runs in each and returns its Serve.
+
+    Forked, not spawned: the data set and the user's own objects are there without being copied.
+    """
+
+    def __init__(self, workers: int, begin: Callable[[], Serve]) -> None:
+        self.begin = begin
+        self.window = 2 * workers
+        self.processes = [self._start() for _ in range(workers)]
+
+    def run(self, messages: Sequence[Any], timeout: float = 0) -> Iterator[Any]:
+        """The answers in order; at most 2 × workers messages are out or waiting to be taken."""
+        answers: dict[int, Any] = {}
+        again, tries = deque[int](), dict.fromkeys(range(len(messages)), 0)
+        first_unsent = 0
+        try:
+            for wanted in range(len(messages)):
+                while wanted not in answers:
+                    for process in self.processes:
+                        if process.message is not None:
+                            continue
+                        if again:
+                            number = again.popleft()
+                        elif first_unsent < min(len(messages), wanted + self.window):
+                            number = first_unsent
+                            first_unsent += 1
+                        else:
+                            break
+                        self._send(process, number, messages[number])
+                    for number, answer in self._receive(timeout):
+                        if answer is None:
+                            tries[number] += 1
+                            if tries[number] < TRIES:
+                                again.append(number)
+                                continue
+                            answer = Lost(f"its worker died {TRIES} times")
+                        answers[number] = answer
+                yield answers.pop(wanted)
+        finally:
+            for k, process in enumerate(self.processes):
+                if process.message is not None:  # given up in the middle of a round
+                    self._replace(k)
+
+    def close(self) -> None:
+        """Ends all workers."""
+        for process in self.processes:
+            _end(process)
+        self.processes = []
+
+    def _send(self, process: Process, number: int, message: Any) -> None:
+        process.message, process.since = number, time.monotonic()
+        with suppress(BrokenPipeError):  # it died idle: seen, and mended, when we listen
+            process.pipe.send((number % self.window, message))
+
+    def _receive(self, timeout: float) -> Iterator[tuple[int, Any]]:
+        """Answers that have come; None for a message whose worker died."""
+        busy = {p.pipe: k for k, p in enumerate(self.processes) if p.message is not None}
+        ready = wait(list(busy), timeout=min(timeout, 0.2) if timeout else None)
+        for pipe in ready:
+            k = busy[pipe]  # pyright: ignore[reportArgumentType]
+            process = self.processes[k]
+            number = process.message
+            assert number is not None
+            try:
+                answer = process.pipe.recv()
+                process.message = None
+            except (EOFError, ConnectionError):
+                self._replace(k)
+                answer = None
+            yield number, answer
+        for k, process in enumerate(self.processes):
+            late = time.monotonic() - process.since > timeout > 0
+            if process.message is not None and late:
+                number = process.message
+                self._replace(k)
+                yield number, Lost(f"no answer within {timeout:g} s")
+
+    def _start(self) -> Process:
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe()
+        handle = context.Process(target=_work, args=(theirs, self.begin, os.getpid()), daemon=True)
+        handle.start()
+        theirs.close()
+        return Process(handle, ours)
+
+    def _replace(self, k: int) -> None:
+        _end(self.processes[k])
+        self.processes[k] = self._start()
+
+
+def _end(process: Process) -> None:
+    process.handle.kill()
+    process.handle.join()
+    process.pipe.close()
+
+
+def _work(pipe: Connection, begin: Callable[[], Serve], parent: int) -> None:
+    """A worker's life: it ends with its parent, and leaves Ctrl-C to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    serve = begin()
+    while True:
+        while not pipe.poll(1.0):
+            if os.getppid() != parent:
+                return
+        slot, message = pipe.recv()
+        pipe.send(serve(slot, message))

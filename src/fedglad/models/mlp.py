@@ -1,0 +1,41 @@
+"""Multi-layer perceptrons."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch import nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLP:
+    """Dense layers with ReLU between.
+
+    The default is the 2NN of McMahan et al. 2017, arXiv:1602.05629, for MNIST: 199,210 parameters.
+
+    | field | meaning |
+    |---|---|
+    | `features` | numbers in one input: 784 for MNIST, 64 for digits, 60 for synthetic |
+    | `hidden` | width of each hidden layer |
+    | `classes` | number of classes |
+    """
+
+    features: int = 784
+    hidden: tuple[int, ...] = (200, 200)
+    classes: int = 10
+
+    def __post_init__(self) -> None:
+        limits = {
+            "features": (self.features >= 1, "1 or more"),
+            "hidden": (all(width >= 1 for width in self.hidden), "widths of 1 or more"),
+            "classes": (self.classes >= 2, "2 or more"),
+        }
+        for name, (good, must) in limits.items():
+            if not good:
+                raise ValueError(f"MLP({name}={getattr(self, name)!r}): must be {must}")
+
+    def build(self) -> nn.Module:
+        """The model, initialised by torch's own rule for linear layers."""
+        model = nn.Sequential(nn.Flatten())
+        for fan_in, fan_out in pairwise([self.features, *self.hidden]):
+            model.extend([nn.Linear(fan_in, fan_out), nn.ReLU(inplace=True)])
+        return model.append(nn.Linear([self.features, *self.hidden][-1], self.classes))

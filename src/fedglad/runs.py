@@ -1,0 +1,227 @@
+"""A run's folder: config.toml, rounds.jsonl, checkpoints/, summary.json, log.txt; and resuming."""
+
+import json
+import logging
+import math
+import os
+import platform
+import shutil
+import signal
+import time
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import torch
+
+from fedglad import checkpoint
+from fedglad.config import Config, load
+from fedglad.records import Round
+from fedglad.simulation import Simulation
+
+KEPT = 2  # checkpoints: the last, and one before it in case the last is damaged
+
+OnRound = Callable[[Round], None]
+
+
+class RunError(RuntimeError):
+    """A run that cannot start or go on; the message says what to do."""
+
+
+class Interrupted(RunError):
+    """Stopped by Ctrl-C with everything saved."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A folder that holds a run, or will."""
+
+    folder: Path
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """The result, once the run is finished."""
+        path = self.folder / "summary.json"
+        return json.loads(path.read_text()) if path.is_file() else None
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """The rounds recorded so far; a line cut off by a crash is left out."""
+        path = self.folder / "rounds.jsonl"
+        if not path.is_file():
+            return []
+        found: list[dict[str, Any]] = []
+        for line in path.read_text().splitlines():
+            try:
+                found.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        return found
+
+    def clear(self) -> None:
+        """Removes what a run writes, and nothing else."""
+        for name in ("config.toml", "rounds.jsonl", "summary.json", "log.txt"):
+            (self.folder / name).unlink(missing_ok=True)
+        shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
+
+
+def execute(
+    name: str,
+    config: Config,
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    force: bool = False,
+    on_round: OnRound | None = None,
+) -> Run:
+    """Runs a configuration in its folder, from the start or from its last checkpoint.
+
+    A finished run of the same configuration is left as it is.
+    """
+    run = Run(out or Path("runs") / f"{name}-{config.hash()}")
+    if force:
+        run.clear()
+    if not _may_start(run, config, resume=resume):
+        return run
+    run.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        checkpoint.write_text(run.folder / "config.toml", config.to_toml())
+        with _log(run.folder), closing(Simulation(config.plan())) as simulation:
+            _restore(run, simulation)
+            _play(run, config, simulation, on_round or (lambda _: None))
+    except OSError as error:
+        raise RunError(
+            f"{run.folder} could not be written: {error}. What was saved is intact: "
+            "make room and go on with --resume"
+        ) from error
+    return run
+
+
+def _may_start(run: Run, config: Config, *, resume: bool) -> bool:
+    path = run.folder / "config.toml"
+    if not path.is_file():
+        return True
+    if load(path)[1].hash() != config.hash():
+        raise RunError(
+            f"{run.folder} holds a run with another configuration: choose another --out, or "
+            "replace it with --force"
+        )
+    if run.summary is not None:
+        return False
+    if not resume:
+        raise RunError(
+            f"{run.folder} holds an unfinished run: go on with --resume, or replace it with --force"
+        )
+    return True
+
+
+def _restore(run: Run, simulation: Simulation) -> None:
+    """Goes back to the newest checkpoint that can be read, and cuts the records to it."""
+    for path in sorted((run.folder / "checkpoints").glob("*.json"), reverse=True):
+        try:
+            saved = json.loads(path.read_text())
+            tensors, meta = checkpoint.read(path.with_suffix(".safetensors"))
+            simulation.server.load_state_dict({**meta, "tensors": tensors})
+        except (ValueError, OSError) as error:
+            logging.getLogger("fedglad").warning(
+                "checkpoint %s is not usable: %s", path.name, error
+            )
+            continue
+        simulation.t = saved["round"]
+        simulation.sampler_state = saved["sampler"]
+        break
+    lines = [json.dumps(found) for found in run.rounds()[: simulation.t]]
+    if len(lines) < simulation.t:
+        raise RunError(f"{run.folder}/rounds.jsonl lacks rounds: start anew with --force")
+    text = "".join(f"{line}\n" for line in lines)
+    checkpoint.write_text(run.folder / "rounds.jsonl", text)
+
+
+def _play(run: Run, config: Config, simulation: Simulation, on_round: OnRound) -> None:
+    folder = run.folder / "checkpoints"
+    folder.mkdir(exist_ok=True)
+    with open(run.folder / "rounds.jsonl", "a") as records, _patient() as asked_to_stop:
+        for played in simulation.rounds():
+            records.write(json.dumps(played.to_dict(), allow_nan=False) + "\n")
+            records.flush()
+            for client, reason in played.record.rejected.items():
+                log = logging.getLogger("fedglad")
+                log.warning("round %d: client %s left out: %s", played.t, client, reason)
+            on_round(played)
+            stop = asked_to_stop()
+            done = simulation.t == config.rounds
+            if stop or done or simulation.t % config.checkpoint_every == 0:
+                _save(folder, simulation, records)
+            if stop and not done:
+                raise Interrupted(
+                    f"stopped after round {played.t}, all saved: go on with --resume "
+                    f"(in {run.folder})"
+                )
+    checkpoint.write_text(run.folder / "summary.json", json.dumps(_summary(run.rounds()), indent=2))
+
+
+def _save(folder: Path, simulation: Simulation, records: TextIO) -> None:
+    """The records first, then the tensors, last the small file that makes them a checkpoint."""
+    os.fsync(records.fileno())
+    path = folder / f"{simulation.t:06d}"
+    simulation.server.save(path.with_suffix(".safetensors"))
+    state = {"round": simulation.t, "sampler": simulation.sampler_state}
+    checkpoint.write_text(path.with_suffix(".json"), json.dumps(state))
+    for old in sorted(folder.glob("*.json"))[:-KEPT]:
+        old.unlink()
+        old.with_suffix(".safetensors").unlink(missing_ok=True)
+
+
+def _summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    tested = [r["test_accuracy"] for r in rounds if r["test_accuracy"] is not None]
+    return {
+        "last10_accuracy": math.fsum(tested[-10:]) / len(tested[-10:]),
+        "final_accuracy": tested[-1],
+        "rounds": len(rounds),
+        "skipped": sum(r["status"] == "skipped" for r in rounds),
+        "seconds": math.fsum(s for r in rounds for s in r["seconds"].values()),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    }
+
+
+@contextmanager
+def _patient() -> Generator[Callable[[], bool]]:
+    """The first Ctrl-C is noted, for the end of the round; the second stops at once."""
+    asked: list[float] = []
+
+    def note(number: int, frame: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(time.monotonic())
+
+    try:
+        before = signal.signal(signal.SIGINT, note)
+    except ValueError:  # not in the main thread, which alone hears of Ctrl-C
+        yield lambda: False
+        return
+    try:
+        yield lambda: bool(asked)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _log(folder: Path) -> Generator[None]:
+    logger = logging.getLogger("fedglad")
+    handler = logging.FileHandler(folder / "log.txt", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger.addHandler(handler)
+    propagate, logger.propagate = logger.propagate, False
+    try:
+        yield
+    finally:
+        logger.propagate = propagate
+        logger.removeHandler(handler)
+        handler.close()

@@ -1,0 +1,207 @@
+"""What every allowed combination promises: same bits, exact resume, inputs left alone."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedglad import Server, Update
+from fedglad.layout import BLOCK, LARGE, ROW
+from fedglad.server import REGISTRIES
+
+from .support import (
+    ROWS,
+    Awkward,
+    Correction,
+    Parts,
+    bits,
+    cohort,
+    draw,
+    make,
+    refusal,
+    threads,
+    with_extra,
+)
+
+
+def by_initial(name: str) -> str:
+    return name[0]
+
+
+GROUPINGS = ("tensor", "layer", "all", by_initial)
+
+MODEL = Awkward()
+COHORTS = [cohort(MODEL, t) for t in range(4)]
+BEFORE = bits([COHORTS, MODEL.state_dict()])
+
+
+def combine(names: Iterable[str], **own: Any) -> Parts:
+    rows = zip(REGISTRIES, names, strict=True)
+    return {role: make(role, name, **own if role == "adapter" else {}) for role, name in rows}
+
+
+def combinations(allowed: bool) -> list[Any]:
+    found: list[Any] = []
+    for grouping, names in product(GROUPINGS, product(*REGISTRIES.values())):
+        parts = combine(names, groups=grouping)
+        if (refusal(parts) is None) == allowed:
+            label = grouping if isinstance(grouping, str) else "function"
+            found.append(pytest.param(parts, id="-".join([*names, label])))
+    return found
+
+
+def run(server: Server, cohorts: Iterable[Iterable[Update]]) -> list[Any]:
+    return [server.step(updates) for updates in cohorts]
+
+
+@pytest.mark.parametrize("parts", combinations(allowed=False))
+def test_a_combination_that_means_nothing_is_refused(parts: Parts):
+    with pytest.raises(ValueError, match=refusal(parts)):
+        Server(MODEL, **parts)
+
+
+@pytest.mark.parametrize("parts", combinations(allowed=True))
+def test_a_combination_repeats_resumes_exactly_and_leaves_its_inputs_alone(parts: Parts):
+    server = Server(MODEL, **parts)
+    first = run(server, COHORTS[:2])
+    saved = server.state_dict()
+    kept = bits(saved)
+    last = run(server, COHORTS[2:])
+    assert all(record.stepped for record in first + last), [r.reason for r in first + last]
+
+    resumed = Server(MODEL, **parts)
+    resumed.load_state_dict(saved)
+    assert bits(run(resumed, COHORTS[2:])) == bits(last)
+    assert bits(resumed) == bits(server)
+
+    with threads(3):
+        streamed = Server(MODEL, **parts)
+        assert bits(run(streamed, map(iter, COHORTS))) == bits(first + last)
+    assert bits(streamed) == bits(server)
+
+    assert bits([COHORTS, MODEL.state_dict()]) == BEFORE
+    assert bits(saved) == kept
+    for record in first + last:
+        plain = record.to_dict()
+        assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+
+
+@pytest.mark.parametrize(("role", "name"), ROWS)
+def test_every_row_goes_through_a_file(role: str, name: str, tmp_path: Path):
+    server = Server(MODEL, min_clients=3, **{role: make(role, name)})
+    run(server, COHORTS[:2])
+    server.save(tmp_path / "state")
+    loaded = Server.load(tmp_path / "state", MODEL)
+    assert repr(loaded) == repr(server)
+    assert bits(loaded) == bits(server)
+    assert bits(run(loaded, COHORTS[2:])) == bits(run(server, COHORTS[2:]))
+    assert bits(loaded) == bits(server)
+
+
+SIZES = (0, ROW - 1, ROW, ROW + 1, LARGE - 1, LARGE, LARGE + 1, BLOCK + ROW + 1)
+WIDE = {f"{size}.x": draw((size,), size) for size in SIZES}
+WIDE_COHORT = [
+    Update({n: draw((x.numel(),), k, i) for i, (n, x) in enumerate(WIDE.items())}, client=k)
+    for k in range(5)
+]
+WIDE_COHORT[1] = replace(WIDE_COHORT[1], weight=2.5)
+WIDE_COHORT[2] = replace(WIDE_COHORT[2], delta=None, model=WIDE_COHORT[2].delta)
+
+
+@pytest.mark.parametrize(("role", "name"), ROWS)
+def test_tensors_that_cross_blocks_give_the_same_bits_on_any_threads_and_as_a_stream(
+    role: str, name: str
+):
+    def final(n: int, form: Any) -> Any:
+        with threads(n):
+            server = Server(WIDE, **{role: make(role, name)})
+            return bits([run(server, [form(WIDE_COHORT), form(WIDE_COHORT[::-1])]), server])
+
+    expected = final(1, list)
+    assert final(2, iter) == expected
+    assert final(3, list) == expected
+
+
+@pytest.mark.parametrize("bad", [(), (0,), (1, 32), (31, 32, 33), tuple(range(0, 70, 2))])
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 64, 65, 70])
+def test_a_long_list_is_summed_like_a_stream(count: int, bad: tuple[int, ...]):
+    updates = [COHORTS[k % 4][-1 - k % 2] for k in range(count)]
+    updates = [replace(u, weight=-1) if k in bad else u for k, u in enumerate(updates)]
+    listed, streamed, clean = (Server(MODEL, adapter=make("adapter", "glad")) for _ in range(3))
+    assert bits(listed.step(updates)) == bits(streamed.step(iter(updates)))
+    clean.step([u for u in updates if u.weight > 0])
+    assert bits(listed) == bits(streamed) == bits(clean)
+
+
+@pytest.mark.parametrize("name", REGISTRIES["filter"])
+def test_a_client_method_gives_the_same_bits_as_a_stream_and_after_a_resume(name: str):
+    cohorts = [with_extra(updates, MODEL) for updates in COHORTS]
+    listed, streamed, resumed = (
+        Server(MODEL, method=Correction(), filter=make("filter", name)) for _ in range(3)
+    )
+    records = run(listed, cohorts[:2])
+    saved = listed.state_dict()
+    records += run(listed, cohorts[2:])
+    assert bits(run(streamed, map(iter, cohorts))) == bits(records)
+    assert bits(streamed) == bits(listed)
+    resumed.load_state_dict(saved)
+    assert bits(run(resumed, cohorts[2:])) == bits(records[2:])
+    assert bits(resumed) == bits(listed)
+
+
+@pytest.mark.parametrize("name", REGISTRIES["filter"])
+def test_a_client_method_that_does_nothing_changes_nothing(name: str):
+    def nothing(mean: Any, extra_sum: Any, count: int, state: Any) -> Any:
+        return {}, None
+
+    plain = Server(MODEL, filter=make("filter", name))
+    with_method = Server(MODEL, filter=make("filter", name), method=nothing)
+    expected = run(plain, COHORTS)
+    assert bits(run(with_method, [with_extra(c, MODEL) for c in COHORTS])) == bits(expected)
+    assert bits(with_method) == bits(plain)
+
+
+@pytest.mark.parametrize(("role", "name"), ROWS)
+def test_a_round_that_breaks_off_changes_nothing(role: str, name: str):
+    def breaks_off(updates: list[Update]) -> Iterable[Update]:
+        yield from updates
+        raise ConnectionError("the cohort was lost")
+
+    server = Server(MODEL, **{role: make(role, name)})
+    for updates in COHORTS[:2]:
+        before = bits(server)
+        with pytest.raises(ConnectionError, match="the cohort was lost"):
+            server.step(breaks_off(updates))
+        assert bits(server) == before
+        server.step(updates)
+    undisturbed = Server(MODEL, **{role: make(role, name)})
+    run(undisturbed, COHORTS[:2])
+    assert bits(server) == bits(undisturbed)
+
+
+@pytest.mark.parametrize(("role", "name"), ROWS)
+def test_a_skipped_round_changes_nothing(role: str, name: str):
+    server = Server(MODEL, min_clients=6, **{role: make(role, name)})
+    server.step(COHORTS[0])
+    before = bits(server)
+    record = server.step(COHORTS[1][:6])
+    assert record.status == "skipped"
+    assert record.reason
+    assert record.reason.startswith("4 of 6 updates were accepted, 6 are needed")
+    assert bits(server) == before
+    json.dumps(record.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize(("role", "name"), ROWS)
+def test_the_model_takes_the_state_back(role: str, name: str):
+    server = Server(MODEL, **{role: make(role, name)})
+    run(server, COHORTS)
+    fresh = Awkward()
+    fresh.load_state_dict(server.state)
+    assert bits(fresh.state_dict()) == bits(dict(server.state))
+    assert fresh(torch.ones(2, 5)).isfinite().all()
