@@ -119,6 +119,8 @@ def _may_start(run: Run, config: Config, *, resume: bool) -> bool:
 
 def _restore(run: Run, simulation: Simulation) -> None:
     """Goes back to the newest checkpoint that can be read, and cuts the records to it."""
+    for left in (run.folder / "checkpoints").glob(".*tmp*"):  # by a run that was killed
+        left.unlink()
     for path in sorted((run.folder / "checkpoints").glob("*.json"), reverse=True):
         try:
             saved = json.loads(path.read_text())
