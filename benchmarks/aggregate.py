@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import platform
-import resource
 import subprocess
 import sys
 import time
@@ -99,17 +98,17 @@ def peak_memory(kind: str, count: int) -> float:
         for k in range(count):
             yield updates[k % 2]
 
-    before = _current_mb()
+    before = _memory_mb("VmRSS")
     server = server_of(kind, model)
-    for _ in range(2):
-        assert server.step(stream()).stepped
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return (peak - before) / MODEL_MB
+    assert server.step(stream()).stepped
+    return (_memory_mb("VmHWM") - before) / MODEL_MB
 
 
-def _current_mb() -> float:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize() / 2**20
+def _memory_mb(field: str) -> float:
+    """VmRSS: now; VmHWM: at most, since this process began (getrusage counts its parent's, too)."""
+    with open("/proc/self/status") as file:
+        line = next(line for line in file if line.startswith(field))
+    return int(line.split()[1]) / 1024
 
 
 def _load() -> str:

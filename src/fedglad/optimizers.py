@@ -37,7 +37,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def step(self, theta: Tensor, mean: Tensor, s: float, slots: Slots, t: int) -> None:
-        """Moves theta and the slots in place by the mean ḡ and its factor s."""
+        """Moves theta and the slots in place by the mean ḡ, which it may overwrite, times s."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,8 @@ class Adam(Optimizer):
             rate *= math.sqrt(1 - beta2 ** (t + 1)) / (1 - beta1 ** (t + 1))
         self.second_moment(slots["v"], mean, beta2)
         m = slots["m"].mul_(beta1).add_(mean, alpha=(1 - beta1) * s)
-        theta.addcdiv_(m, slots["v"].sqrt().add_(eps), value=-rate)
+        root = torch.sqrt(slots["v"], out=mean).add_(eps)  # fresh memory would cost page faults
+        theta.addcdiv_(m, root, value=-rate)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -205,6 +205,8 @@ class Server:
 
     def _move(self, taken: Taken, factors: Factors, shift: Tensor | None) -> None:
         """The optimizer's step, block by block in the cache."""
+        if self._direction is not None and self.adapter.direction is not None:
+            self._direction.lerp_(taken.mean, 1 - self.adapter.direction)
         scale = factors.scale[self._groups.index].tolist()
         for block in self.layout.blocks:
             for span, s in _stretches(block, scale):
@@ -212,8 +214,6 @@ class Server:
                 self.optimizer.step(self._theta[span], taken.mean[span], s, slots, self.round)
         if shift is not None:
             self._theta += shift
-        if self._direction is not None and self.adapter.direction is not None:
-            self._direction.lerp_(taken.mean, 1 - self.adapter.direction)
 
     def _record(self, intake: Intake, taken: Taken, stats: Statistics, factors: Factors) -> Record:
         labels = self._groups.labels
