@@ -59,3 +59,11 @@ def test_code_on_the_numpy_page_learns(block: str):
     losses, record = scope["losses"], scope["record"]
     assert losses[-1] < 0.5 * losses[0]
     assert not record.rejected
+
+
+def test_code_on_the_run_page_runs(capsys: pytest.CaptureFixture[str]):
+    (block,) = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs/run.md").read_text("utf-8"), re.M | re.S
+    )
+    exec(block, {})
+    assert re.fullmatch(r"(\d 0\.\d+ \d\.\d+\n){3}", capsys.readouterr().out)

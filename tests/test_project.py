@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": TRAINING | {"simulation", "data", "models"},
     "runs": TRAINING | {"simulation", "config", "checkpoint"},
     "cli": TRAINING | {"simulation", "config", "runs"},
+    "__main__": {"cli"},
     "__init__": {"adapters", "records", "server", "validate", "config"},
 }
 """Imports point one way (DESIGN.md). A new module gets a row."""
