@@ -6,7 +6,7 @@ An adapter is frozen settings; what it remembers is a dict of arrays with one en
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -46,8 +46,10 @@ class Adapter:
     direction: ClassVar[float | None] = None
     """Decay β of a running mean m ← βm + (1−β)ḡ the server keeps; ⟨ḡ, m⟩ is in Statistics then."""
 
-    groups: Grouping = "tensor"
-    min_group: int = 1
+    groups: Annotated[Grouping, "tensor, layer or all: what is measured and scaled together"] = (
+        "tensor"
+    )
+    min_group: Annotated[int, "a layer with a smaller tensor becomes one group"] = 1
 
     def __post_init__(self) -> None:
         if not callable(self.groups) and self.groups not in ("tensor", "layer", "all"):
@@ -114,8 +116,10 @@ class Glad(Adapter):
     """
 
     compares: ClassVar[bool] = True
-    gamma: float = 0.02
-    beta: float = 0.9
+    gamma: Annotated[
+        float, "how fast the bounds open: 1 ± γt; 0: no adaptation, inf: no bounds"
+    ] = 0.02
+    beta: Annotated[float, "how slowly the baseline follows"] = 0.9
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -157,8 +161,10 @@ class FedExP(Adapter):
     """
 
     compares: ClassVar[bool] = True
-    groups: Grouping = "all"
-    eps: float = 1e-3
+    groups: Annotated[Grouping, "tensor, layer or all: what is measured and scaled together"] = (
+        "all"
+    )
+    eps: Annotated[float, "ε, added to the squared norm of the mean"] = 1e-3
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -179,7 +185,7 @@ class FedExP(Adapter):
 class Fixed(Adapter):
     """The same factor in every round: what any adaptive rule has to beat."""
 
-    value: float = 1.0
+    value: Annotated[float, "the factor"] = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

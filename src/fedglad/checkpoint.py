@@ -21,12 +21,16 @@ class CheckpointError(ValueError):
 
 def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
     """Writes to a temporary file, syncs it, renames it: the file is whole or not there."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     text = json.dumps(meta)
     header = {"fedglad": text, "crc32": str(_crc32(tensors, text))}
     with _replacing(Path(path)) as temporary:
-        save_file(tensors, temporary, metadata=header)
+        try:
+            save_file(tensors, temporary, metadata=header)
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -22,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 console = Console(highlight=False)
-complain = Console(stderr=True, highlight=False)
+complain = Console(stderr=True, highlight=False, soft_wrap=True)
 
 LISTS = {
     "presets": None,
@@ -74,7 +74,7 @@ def run(
     except Interrupted as stopped:
         complain.print(escape(str(stopped)))
         raise typer.Exit(130) from None
-    except (ConfigError, RunError, ValueError) as error:
+    except (ConfigError, RunError, ValueError, OSError) as error:
         complain.print(f"[red]error:[/] {escape(str(error))}")
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
@@ -113,11 +113,20 @@ def show_list(
             name: (find(section, name).__doc__ or "").strip().splitlines()[0]
             for name in configuration.REGISTRIES[section]
         }
+    sizes = {name: _parameters(name) for name in rows} if section == "model" else {}
     if as_json:
-        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        found: dict[str, Any] = dict(rows)
+        for name, size in sizes.items():
+            found[name] = {"about": rows[name], "parameters": size}
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
         return
     for name, text in rows.items():
-        console.print(f"[bold]{name:<18}[/]{escape(text)}", soft_wrap=True)
+        size = f" ({sizes[name]:,} parameters)" if sizes else ""
+        console.print(f"[bold]{name:<18}[/]{escape(text + size)}", soft_wrap=True)
+
+
+def _parameters(name: str) -> int:
+    return sum(p.numel() for p in find("model", name)().build().parameters())
 
 
 def _settings(given: list[str]) -> dict[str, Any]:

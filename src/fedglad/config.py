@@ -94,9 +94,10 @@ class Config:
             choices = ", ".join(REGISTRIES[section])
             lines += ["", f"[{section}]", _line("name", tree[section]["name"], choices)]
             help_of = _meanings(type(self.sections[section]))
-            for key, value in tree[section].items():
-                if key != "name":
-                    lines.append(_line(key, value, help_of.get(key)))
+            for f in fields(self.sections[section]):
+                value = tree[section].get(f.name)
+                line = _line(f.name, value, help_of.get(f.name))
+                lines.append(line if value is not None else f"# {line}")
         return "\n".join(lines) + "\n"
 
     def plan(self, *, model: nn.Module | None = None, data: Any = None) -> Plan:
@@ -136,25 +137,34 @@ def load(source: str | Path, overrides: Mapping[str, Any] | None = None) -> tupl
         if not path.is_file():
             raise ConfigError(f"there is no file {path}")
         try:
-            name, tree = path.stem, tomllib.loads(path.read_text())
-        except tomllib.TOMLDecodeError as error:
+            name, tree = path.stem, tomllib.loads(path.read_text("utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from None
     else:
         raise ConfigError(
             f"unknown preset {str(source)!r}{_closest(str(source), list(PRESETS))}"
             "  (fedglad list presets, or a path that ends in .toml)"
         )
-    for key, value in (overrides or {}).items():
+    _override(tree, overrides or {})
+    return name, Config.of(tree)
+
+
+def _override(tree: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+    """Sets dotted keys; names first, so that their order does not matter."""
+    for key in sorted(overrides, key=lambda key: not key.endswith(".name")):
+        value = overrides[key]
         section, _, rest = key.partition(".")
         if not rest:
             tree[section] = value
-        elif section not in REGISTRIES:
+            continue
+        if section not in REGISTRIES:
             raise ConfigError(f"unknown key {key!r}{_closest(section, list(REGISTRIES))}")
-        else:
-            if rest == "name" and tree.get(section, {}).get("name") != value:
-                tree[section] = {}  # another class: the old one's fields mean nothing to it
-            tree.setdefault(section, {})[rest] = value
-    return name, Config.of(tree)
+        own = tree.setdefault(section, {})
+        if not isinstance(own, dict):
+            raise ConfigError(f"[{section}] is {own!r}: it is a section, give it keys")
+        if rest == "name" and own.get("name", DEFAULTS[section]) != value:
+            own.clear()  # another class: the old one's fields mean nothing to it
+        own[rest] = value
 
 
 def simulate(
@@ -169,7 +179,12 @@ def simulate(
     `overrides` are dotted keys, {"adapter.name": "none"}. Of own objects, `model` is a module and
     `data` has clients, size(k), client(k) -> (x, y) and test() -> (x, y).
     """
-    checked = config if isinstance(config, Config) else load(config, overrides)[1]
+    if isinstance(config, Config):
+        tree = config.to_dict()
+        _override(tree, overrides or {})
+        checked = Config.of(tree)
+    else:
+        checked = load(config, overrides)[1]
     with closing(Simulation(checked.plan(model=model, data=data))) as simulation:
         yield from simulation.rounds()
 
@@ -196,7 +211,7 @@ def find(section: str, name: str) -> type:
     module, _, attribute = target.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ConfigError(f"{section}.name = {name!r} cannot be loaded: {error}") from None
     if not (isinstance(found, type) and is_dataclass(found)):
         raise ConfigError(f"{section}.name = {name!r} is not a dataclass")
@@ -275,11 +290,14 @@ def _meanings(cls: type) -> dict[str, str]:
 
 
 def _line(key: str, value: Any, meaning: str | None) -> str:
-    text = f"{key} = {_toml(value)}"
+    text = f"{key} = {'' if value is None else _toml(value)}"
     return f"{text:<32}# {meaning}" if meaning else text
 
 
 def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        pairs = ", ".join(f"{json.dumps(key)} = {_toml(v)}" for key, v in value.items())
+        return f"{{{pairs}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(_toml(v) for v in value)}]"
     if isinstance(value, float) and not math.isfinite(value):

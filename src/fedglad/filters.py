@@ -5,7 +5,7 @@ An outlier raises GSI, so without a filter a hostile client could buy itself a l
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -48,7 +48,7 @@ class Filter:
 class NormClip(Filter):
     """g · min(1, c/‖g‖): no update is longer than c (Sun et al. 2019, arXiv:1911.07963)."""
 
-    max_norm: float = 1.0
+    max_norm: Annotated[float, "no update is longer"] = 1.0
 
     def __post_init__(self) -> None:
         if not self.max_norm > 0:
@@ -70,8 +70,8 @@ class MultiKrum(Filter):
     """
 
     keeps_updates: ClassVar[bool] = True
-    f: int = 1
-    m: int | None = None
+    f: Annotated[int, "how many bad clients are reckoned with"] = 1
+    m: Annotated[int | None, "how many updates are kept; by default all but f"] = None
 
     def __post_init__(self) -> None:
         if self.f < 0 or self.f != int(self.f):
@@ -117,7 +117,7 @@ class Krum(MultiKrum):
     updates; use multi-krum.
     """
 
-    m: int | None = 1
+    m: Annotated[int | None, "how many updates are kept; by default all but f"] = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -134,7 +134,7 @@ class TrimmedMean(Filter):
 
     keeps_updates: ClassVar[bool] = True
     robust: ClassVar[bool] = True
-    beta: float = 0.1
+    beta: Annotated[float, "share dropped on each side"] = 0.1
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta < 0.5:

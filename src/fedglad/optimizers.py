@@ -7,7 +7,7 @@ s·ḡ, second moments ḡ. t counts the rounds that stepped before this one.
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ Slots = dict[str, Tensor]
 class Optimizer(ABC):
     """What all have in common: a rate, and named model-sized vectors (slots) as their state."""
 
-    lr: float = 1.0
+    lr: Annotated[float, "the server's rate"] = 1.0
 
     def __post_init__(self) -> None:
         self._check("lr", self.lr, 0 < self.lr <= 1e15, "positive and finite, up to 1e15")
@@ -56,9 +56,9 @@ class Momentum(Optimizer):
     Differs from FedGLAD's Alg. 2: undampened (d = 0) by default, as in its published code.
     """
 
-    momentum: float = 0.9
-    dampening: float = 0.0
-    nesterov: bool = False
+    momentum: Annotated[float, "μ"] = 0.9
+    dampening: Annotated[float, "d"] = 0.0
+    nesterov: Annotated[bool, "Nesterov's form"] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,10 +90,10 @@ class Adam(Optimizer):
     `betas` and `eps` override the form's own. torch.optim.Adam places ε differently.
     """
 
-    lr: float = 0.01
-    betas: tuple[float, float] | None = None
-    eps: float | None = None
-    form: Literal["authors", "reddi"] = "authors"
+    lr: Annotated[float, "the server's rate"] = 0.01
+    betas: Annotated[tuple[float, float] | None, "β₁ and β₂, instead of the form's"] = None
+    eps: Annotated[float | None, "ε; for Adam and Yogi, instead of the form's"] = None
+    form: Annotated[Literal["authors", "reddi"], "authors or reddi, see the table"] = "authors"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,7 +131,7 @@ class Adam(Optimizer):
 class Yogi(Adam):
     """FedYogi: Adam with v ← v − (1−β₂) ḡ² sign(v − ḡ²) (Reddi et al. 2021, arXiv:2003.00295)."""
 
-    form: Literal["authors", "reddi"] = "reddi"
+    form: Annotated[Literal["authors", "reddi"], "authors or reddi, see the table"] = "reddi"
 
     def second_moment(self, v: Tensor, mean: Tensor, beta2: float) -> None:
         square = mean.square()
@@ -145,9 +145,9 @@ class Adagrad(Optimizer):
     With `beta1` > 0 the step takes m ← β₁m + (1−β₁) s ḡ instead of s ḡ. arXiv:2003.00295.
     """
 
-    lr: float = 0.01
-    beta1: float = 0.0
-    eps: float = 1e-3
+    lr: Annotated[float, "the server's rate"] = 0.01
+    beta1: Annotated[float, "β₁ of the first moment; 0: none"] = 0.0
+    eps: Annotated[float, "ε; for Adam and Yogi, instead of the form's"] = 1e-3
 
     def __post_init__(self) -> None:
         super().__post_init__()

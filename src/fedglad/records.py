@@ -184,8 +184,12 @@ class Round:
         return {
             "round": self.t,
             **self.record.to_dict(),
-            "test_loss": self.test_loss,
+            "test_loss": None if _diverged(self.test_loss) else self.test_loss,
             "test_accuracy": self.test_accuracy,
             "label_similarity": self.label_similarity,
             "seconds": self.seconds,
         }
+
+
+def _diverged(loss: float | None) -> bool:
+    return loss is not None and not math.isfinite(loss)

@@ -53,7 +53,7 @@ class Run:
         if not path.is_file():
             return []
         found: list[dict[str, Any]] = []
-        for line in path.read_text().splitlines():
+        for line in path.read_text("utf-8", errors="replace").splitlines():
             try:
                 found.append(json.loads(line))
             except json.JSONDecodeError:
@@ -81,21 +81,22 @@ def execute(
     A finished run of the same configuration is left as it is.
     """
     run = Run(out or Path("runs") / f"{name}-{config.hash()}")
-    if force:
-        run.clear()
-    if not _may_start(run, config, resume=resume):
+    if not force and not _may_start(run, config, resume=resume):
         return run
-    run.folder.mkdir(parents=True, exist_ok=True)
-    try:
-        checkpoint.write_text(run.folder / "config.toml", config.to_toml())
-        with _log(run.folder), closing(Simulation(config.plan())) as simulation:
-            _restore(run, simulation)
-            _play(run, config, simulation, on_round or (lambda _: None))
-    except OSError as error:
-        raise RunError(
-            f"{run.folder} could not be written: {error}. What was saved is intact: "
-            "make room and go on with --resume"
-        ) from error
+    with closing(Simulation(config.plan())) as simulation:  # if it cannot start, nothing is touched
+        try:
+            if force:
+                run.clear()
+            run.folder.mkdir(parents=True, exist_ok=True)
+            checkpoint.write_text(run.folder / "config.toml", config.to_toml())
+            with _log(run.folder):
+                _restore(run, simulation)
+                _play(run, config, simulation, on_round or (lambda _: None))
+        except OSError as error:
+            raise RunError(
+                f"{run.folder} could not be written: {error}. What was saved is intact: "
+                "make room and go on with --resume"
+            ) from error
     return run
 
 
@@ -119,20 +120,22 @@ def _may_start(run: Run, config: Config, *, resume: bool) -> bool:
 
 def _restore(run: Run, simulation: Simulation) -> None:
     """Goes back to the newest checkpoint that can be read, and cuts the records to it."""
-    for left in (run.folder / "checkpoints").glob(".*tmp*"):  # by a run that was killed
-        left.unlink()
+    halves = (run.folder / "checkpoints").glob("*.safetensors")
+    for left in [*run.folder.rglob(".*tmp*"), *halves]:  # by a run that was killed
+        if not left.with_suffix(".json").exists() or left.name.startswith("."):
+            left.unlink()
     for path in sorted((run.folder / "checkpoints").glob("*.json"), reverse=True):
         try:
             saved = json.loads(path.read_text())
+            t, sampler_state = int(saved["round"]), dict(saved["sampler"])
             tensors, meta = checkpoint.read(path.with_suffix(".safetensors"))
             simulation.server.load_state_dict({**meta, "tensors": tensors})
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, KeyError, TypeError) as error:
             logging.getLogger("fedglad").warning(
                 "checkpoint %s is not usable: %s", path.name, error
             )
             continue
-        simulation.t = saved["round"]
-        simulation.sampler_state = saved["sampler"]
+        simulation.t, simulation.sampler_state = t, sampler_state
         break
     lines = [json.dumps(found) for found in run.rounds()[: simulation.t]]
     if len(lines) < simulation.t:
@@ -217,7 +220,7 @@ def _patient() -> Generator[Callable[[], bool]]:
 @contextmanager
 def _log(folder: Path) -> Generator[None]:
     logger = logging.getLogger("fedglad")
-    handler = logging.FileHandler(folder / "log.txt", delay=True)
+    handler = logging.FileHandler(folder / "log.txt")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.addHandler(handler)
     propagate, logger.propagate = logger.propagate, False

@@ -4,7 +4,7 @@ import copy
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from fedglad.weights import Samples
 
 logger = logging.getLogger("fedglad")
 
-COUNTED = 100_000  # up to so many clients the labels of the whole population are counted once
+COUNTED = 1_000  # up to so many clients the labels of the whole population are counted once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,8 @@ class Simulation:
             rng = stream(self._sampler_seed(), "cohort", t)
             cohort = plan.sampler.sample(rng, t, self.sampler_state, self.pool, _ask)
             updates = self.engine.train(t, cohort.ids, server.packed, {})
-            record = server.step(_logged(t, updates), population=self.pool.clients)
+            seen = _seen(t, updates, cohort.weights)
+            record = server.step(seen, population=self.pool.clients)
             self.sampler_state = plan.sampler.observe(self.sampler_state, record)
             self.t = t + 1
             trained = time.perf_counter()
@@ -110,12 +111,17 @@ class Simulation:
         return float(merged @ self.population / length) if length else None
 
 
-def _logged(t: int, updates: Iterator[Update | Failure]) -> Iterator[Update | Failure]:
-    """Writes down what a failed client said; the record has only the reason."""
-    for update in updates:
-        if isinstance(update, Failure) and update.detail:
-            logger.error("round %d: client %s failed:\n%s", t, update.client, update.detail)
-        yield update
+def _seen(
+    t: int, updates: Iterator[Update | Failure], weights: tuple[float, ...] | None
+) -> Iterator[Update | Failure]:
+    """The updates with the cohort's weights; what a failed client said goes to the log."""
+    for k, update in enumerate(updates):
+        if isinstance(update, Failure):
+            if update.detail:
+                logger.error("round %d: client %s failed:\n%s", t, update.client, update.detail)
+            yield update
+        else:
+            yield replace(update, weight=weights[k]) if weights else update
 
 
 def _ask(clients: list[int]) -> list[float]:

@@ -1,7 +1,7 @@
 """Weightings: how much each update counts in the mean."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class FedAdp(Samples):
 
     keeps_updates: ClassVar[bool] = True
     needs_client: ClassVar[bool] = True
-    alpha: float = 5.0
+    alpha: Annotated[float, "how strongly angles count"] = 5.0
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha <= 100:
@@ -76,7 +76,7 @@ class InverseDistance(Samples):
     """
 
     keeps_updates: ClassVar[bool] = True
-    eps: float = 1e-12
+    eps: Annotated[float, "added to the distance"] = 1e-12
 
     def __post_init__(self) -> None:
         if not 1e-30 <= self.eps <= 1e30:

@@ -50,6 +50,8 @@ class Plain:
         limits = {
             "lr": (self.lr, 0 < self.lr < math.inf, "positive and finite"),
             "momentum": (self.momentum, 0 <= self.momentum < 1, "in [0, 1)"),
+            "betas": (self.betas, all(0 <= beta < 1 for beta in self.betas), "in [0, 1)"),
+            "eps": (self.eps, 0 <= self.eps < math.inf, "0 or more, and finite"),
             "weight_decay": (self.weight_decay, 0 <= self.weight_decay < math.inf, "0 or more"),
             "batch_size": (self.batch_size, self.batch_size >= 1, "1 or more"),
             "epochs": (self.epochs, self.epochs >= 1, "1 or more"),
@@ -122,13 +124,33 @@ class Workbench:
         values, grads = self.layout.views(self.w), self.layout.views(self.grad)
         for name, parameter in model.named_parameters():
             parameter.data, parameter.grad = values[name], grads[name]
+        places = dict(
+            zip(
+                self.layout.names,
+                zip(self.layout.starts, self.layout.numels, strict=True),
+                strict=True,
+            )
+        )
+        self.frozen = [
+            slice(places[name][0], sum(places[name]))
+            for name, parameter in model.named_parameters()
+            if not parameter.requires_grad
+        ]
         self.buffers = {name: b for name, b in model.named_buffers() if name in self.layout.buffers}
+        self.unsent = [
+            (module, name, value.clone())
+            for path, module in model.named_modules()
+            for name, value in module.named_buffers(recurse=False)
+            if ".".join([*([path] if path else []), name]) not in self.buffers
+        ]
 
     def load(self, theta: Tensor, buffers: Mapping[str, Tensor]) -> None:
         """Takes over the global model."""
         self.w.copy_(theta)
         for name, own in self.buffers.items():
             own.copy_(buffers[name])
+        for module, name, start in self.unsent:  # nothing may pass from one client to the next
+            setattr(module, name, start.clone())
 
     def train(
         self,
@@ -144,6 +166,8 @@ class Workbench:
         out: Tensor | None = None,
     ) -> Result:
         """One client's round; the difference θ − θ_k is written to `out`, if given."""
+        if not len(y):
+            raise ValueError("the client has no samples")
         memory, sent = memory or {}, sent or {}
         torch.manual_seed(int(rng.integers(2**63)))
         self.load(theta, buffers)
@@ -163,6 +187,8 @@ class Workbench:
                 if norm > client.clip_norm:
                     self.grad.mul_(client.clip_norm / (norm + 1e-6))
             move(self.grad, client.rate(step, total), step)
+            for span in self.frozen:  # from weight decay, too
+                self.w[span] = theta[span]
         delta = torch.sub(theta, self.w, out=out)
         new_memory, extra = client.finish(delta, total, memory, sent)
         kept = {name: value.clone() for name, value in self.buffers.items()}

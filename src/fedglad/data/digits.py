@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from importlib import resources
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -34,10 +35,12 @@ class Digits:
     | `seed` | which images are for the test, and who gets which of the others |
     """
 
-    clients: int = 50
-    partition: str = "label-skew"
-    alpha: float = 0.1
-    seed: int = 0
+    clients: Annotated[int, "N"] = 50
+    partition: Annotated[str, "label-skew or iid"] = "label-skew"
+    alpha: Annotated[
+        float, "total concentration: 0.1 here is 0.01 per class in most other tools"
+    ] = 0.1
+    seed: Annotated[int, "of the split and the partition"] = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.clients <= TRAIN:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import Annotated, Self
 
 import numpy as np
 import torch
@@ -45,14 +45,14 @@ class Synthetic:
     torch.Size([16, 60])
     """
 
-    clients: int = 100
-    alpha: float = 1.0
-    beta: float = 1.0
-    features: int = 60
-    classes: int = 10
-    samples: int | None = None
-    test_clients: int = 100
-    seed: int = 0
+    clients: Annotated[int, "N; nothing is stored for them"] = 100
+    alpha: Annotated[float, "LEAF's α; changes no label"] = 1.0
+    beta: Annotated[float, "LEAF's β: how much the inputs differ between clients"] = 1.0
+    features: Annotated[int, "inputs"] = 60
+    classes: Annotated[int, "labels"] = 10
+    samples: Annotated[int | None, "of each client; by default LEAF's log-normal sizes"] = None
+    test_clients: Annotated[int, "whose held-out samples are the test set"] = 100
+    seed: Annotated[int, "of the data"] = 0
 
     def __post_init__(self) -> None:
         limits = {

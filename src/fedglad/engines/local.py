@@ -14,10 +14,9 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from fedglad.clients.loop import Memory, Result
+from fedglad.clients.loop import Memory, Result, Workbench
 from fedglad.engines import Call, Evaluation, Job, Worker, as_update
-from fedglad.engines.pool import Lost, Pool, Serve
-from fedglad.layout import split
+from fedglad.engines.pool import TRIES, Lost, Pool, Serve
 from fedglad.records import Failure, Update
 
 GROUP_BYTES = 1 << 20  # tiny updates are asked for in groups of about this size
@@ -50,13 +49,15 @@ class LocalEngine:
         self.job = job
         self.workers = workers
         self.client_timeout = client_timeout
-        layout, _, _ = split(job.build())
+        layout = Workbench(job.build(), job.loss).layout  # refuses what cannot be trained
         self.theta = layout.zeros().share_memory_()
         size = layout.size * self.theta.element_size()
         # A client that hangs must be told from its neighbours.
         self.largest = 1 if client_timeout else max(1, GROUP_BYTES // size)
         shape = (2 * self.workers, self.largest, layout.size)
         self.slots = torch.zeros(shape, dtype=layout.dtype).share_memory_()
+        # How often each client's worker has died under it: it must not take its group along.
+        self.deaths = torch.zeros(shape[:2], dtype=torch.int32).share_memory_()
         self.test_size = len(job.data.test()[1])
         self.pool = Pool(self.workers, self._begin)
 
@@ -64,13 +65,13 @@ class LocalEngine:
         self, t: int, cohort: Sequence[int], packed: Packed, sent: Memory
     ) -> Iterator[Update | Failure]:
         self.theta.copy_(packed[0])
+        self.deaths.zero_()
         # Two groups a worker at least, so that none waits long for the other at the end.
         group = min(self.largest, max(1, -(-len(cohort) // (2 * self.workers))))
         groups = [cohort[k : k + group] for k in range(0, len(cohort), group)]
         told = (t, _arrays(packed[1]), _arrays(sent))
-        answers = self.pool.run(
-            [("train", (*told, clients)) for clients in groups], self.client_timeout
-        )
+        messages = [("train", (*told, clients)) for clients in groups]
+        answers = self.pool.run(messages, self.client_timeout, tries=TRIES * group + 1)
         for k, (clients, results) in enumerate(zip(groups, answers, strict=True)):
             for at, client in enumerate(clients):
                 result = results if isinstance(results, Lost) else results[at]
@@ -81,6 +82,7 @@ class LocalEngine:
                     yield Failure(client, result.reason)
                 else:
                     yield Failure(client, *result)
+            self.deaths[k % len(self.slots)] = 0
 
     def evaluate(self, packed: Packed) -> Evaluation:
         self.theta.copy_(packed[0])
@@ -102,6 +104,10 @@ class LocalEngine:
             call = Call(t, self.theta, _tensors(buffers), _tensors(sent))
             answers: list[Any] = []
             for at, client in enumerate(clients):
+                if self.deaths[slot, at] >= TRIES:
+                    answers.append((f"its worker died {TRIES} times",))
+                    continue
+                self.deaths[slot, at] += 1  # taken back if it lives
                 try:
                     result = worker.train(call, client, out=self.slots[slot, at])
                     result.delta = torch.empty(0)  # it is in the slot
@@ -109,6 +115,7 @@ class LocalEngine:
                     answers.append(result)
                 except Exception as error:
                     answers.append((f"{type(error).__name__}: {error}", traceback.format_exc()))
+                self.deaths[slot, at] -= 1
             return answers
 
         def evaluate(slot: int, buffers: Any, chunk: int) -> tuple[float, int]:

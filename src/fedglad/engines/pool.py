@@ -1,5 +1,6 @@
 """Persistent worker processes that answer messages in order, and survive being killed."""
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+PR_SET_PDEATHSIG = 1
 TRIES = 3  # a message whose worker dies so often gets no answer
 
 Serve = Callable[[int, Any], Any]
@@ -45,38 +47,28 @@ class Pool:
         self.window = 2 * workers
         self.processes = [self._start() for _ in range(workers)]
 
-    def run(self, messages: Sequence[Any], timeout: float = 0) -> Iterator[Any]:
+    def run(self, messages: Sequence[Any], timeout: float = 0, tries: int = TRIES) -> Iterator[Any]:
         """The answers in order; at most 2 × workers messages are out or waiting to be taken."""
         answers: dict[int, Any] = {}
-        again, tries = deque[int](), dict.fromkeys(range(len(messages)), 0)
-        first_unsent = 0
+        again, deaths = deque[int](), dict.fromkeys(range(len(messages)), 0)
+        unsent = deque(range(len(messages)))
+        self._replace_busy()  # a round that was given up, and is still referred to
         try:
             for wanted in range(len(messages)):
+                self._send(messages, again, unsent, wanted)
                 while wanted not in answers:
-                    for process in self.processes:
-                        if process.message is not None:
-                            continue
-                        if again:
-                            number = again.popleft()
-                        elif first_unsent < min(len(messages), wanted + self.window):
-                            number = first_unsent
-                            first_unsent += 1
-                        else:
-                            break
-                        self._send(process, number, messages[number])
                     for number, answer in self._receive(timeout):
-                        if answer is None:
-                            tries[number] += 1
-                            if tries[number] < TRIES:
-                                again.append(number)
-                                continue
-                            answer = Lost(f"its worker died {TRIES} times")
-                        answers[number] = answer
+                        deaths[number] += answer is None
+                        if answer is not None:
+                            answers[number] = answer
+                        elif deaths[number] < tries:
+                            again.append(number)
+                        else:
+                            answers[number] = Lost(f"its worker died {deaths[number]} times")
+                    self._send(messages, again, unsent, wanted)
                 yield answers.pop(wanted)
         finally:
-            for k, process in enumerate(self.processes):
-                if process.message is not None:  # given up in the middle of a round
-                    self._replace(k)
+            self._replace_busy()
 
     def close(self) -> None:
         """Ends all workers."""
@@ -84,10 +76,22 @@ class Pool:
             _end(process)
         self.processes = []
 
-    def _send(self, process: Process, number: int, message: Any) -> None:
-        process.message, process.since = number, time.monotonic()
-        with suppress(BrokenPipeError):  # it died idle: seen, and mended, when we listen
-            process.pipe.send((number % self.window, message))
+    def _send(
+        self, messages: Sequence[Any], again: deque[int], unsent: deque[int], wanted: int
+    ) -> None:
+        """Gives every idle worker something to do, as far as the window goes."""
+        for process in self.processes:
+            if process.message is not None:
+                continue
+            if again:
+                number = again.popleft()
+            elif unsent and unsent[0] < wanted + self.window:
+                number = unsent.popleft()
+            else:
+                return
+            process.message, process.since = number, time.monotonic()
+            with suppress(BrokenPipeError):  # it died idle: seen, and mended, when we listen
+                process.pipe.send((number % self.window, messages[number]))
 
     def _receive(self, timeout: float) -> Iterator[tuple[int, Any]]:
         """Answers that have come; None for a message whose worker died."""
@@ -98,12 +102,12 @@ class Pool:
             process = self.processes[k]
             number = process.message
             assert number is not None
-            try:
+            answer = None
+            with suppress(EOFError, ConnectionError):
                 answer = process.pipe.recv()
                 process.message = None
-            except (EOFError, ConnectionError):
+            if process.message is not None:
                 self._replace(k)
-                answer = None
             yield number, answer
         for k, process in enumerate(self.processes):
             late = time.monotonic() - process.since > timeout > 0
@@ -124,6 +128,11 @@ class Pool:
         _end(self.processes[k])
         self.processes[k] = self._start()
 
+    def _replace_busy(self) -> None:
+        for k, process in enumerate(self.processes):
+            if process.message is not None:
+                self._replace(k)
+
 
 def _end(process: Process) -> None:
     process.handle.kill()
@@ -134,6 +143,8 @@ def _end(process: Process) -> None:
 def _work(pipe: Connection, begin: Callable[[], Serve], parent: int) -> None:
     """A worker's life: it ends with its parent, and leaves Ctrl-C to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(OSError, AttributeError):  # Linux can end a child with its parent, even mid-write
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)
     serve = begin()
     while True:

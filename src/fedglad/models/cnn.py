@@ -8,6 +8,7 @@ stay as they are, as turning them costs microseconds.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +29,10 @@ class FedOptCNN:
     | `dropout` | share left out before the first and before the second dense layer |
     """
 
-    channels: int = 1
-    size: int = 28
-    classes: int = 10
-    dropout: tuple[float, float] = (0.25, 0.5)
+    channels: Annotated[int, "of the images"] = 1
+    size: Annotated[int, "height and width of the images"] = 28
+    classes: Annotated[int, "outputs"] = 10
+    dropout: Annotated[tuple[float, float], "before the two dense layers"] = (0.25, 0.5)
 
     def __post_init__(self) -> None:
         _check(self, self.channels, self.size, 6, self.classes)
@@ -55,9 +56,9 @@ class SmallCNN:
     | `classes` | number of classes |
     """
 
-    channels: int = 1
-    size: int = 8
-    classes: int = 10
+    channels: Annotated[int, "of the images"] = 1
+    size: Annotated[int, "height and width of the images"] = 8
+    classes: Annotated[int, "outputs"] = 10
 
     def __post_init__(self) -> None:
         _check(self, self.channels, self.size, 2, self.classes)

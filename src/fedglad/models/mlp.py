@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Annotated
 
 from torch import nn
 
@@ -19,9 +20,9 @@ class MLP:
     | `classes` | number of classes |
     """
 
-    features: int = 784
-    hidden: tuple[int, ...] = (200, 200)
-    classes: int = 10
+    features: Annotated[int, "inputs"] = 784
+    hidden: Annotated[tuple[int, ...], "widths of the hidden layers"] = (200, 200)
+    classes: Annotated[int, "outputs"] = 10
 
     def __post_init__(self) -> None:
         limits = {

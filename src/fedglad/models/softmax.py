@@ -1,6 +1,7 @@
 """Softmax regression: the smallest model, convex in its parameters."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from torch import Tensor, nn
 
@@ -18,8 +19,8 @@ class SoftmaxRegression:
     ['weight', 'bias']
     """
 
-    features: int = 60
-    classes: int = 10
+    features: Annotated[int, "inputs"] = 60
+    classes: Annotated[int, "outputs"] = 10
 
     def __post_init__(self) -> None:
         for name, least in (("features", 1), ("classes", 2)):

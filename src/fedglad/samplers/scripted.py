@@ -26,7 +26,7 @@ class Scripted(Uniform):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in (*self.cohorts, *self.largest_class):
-            if not name.isdecimal():
+            if not (name.isdecimal() and str(int(name)) == name):
                 raise ValueError(f"scripted round {name!r}: rounds are whole numbers from 0 on")
 
     def sample(

@@ -1,0 +1,311 @@
+"""The command line: what it prints, to whom, and with which exit code."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedglad.cli import app
+from fedglad.config import PRESETS, REGISTRIES, load
+
+from .support import Unreadable, cli, command, environment
+
+QUICK = [
+    *("--set", "model.name=softmax", "--set", "model.features=64", "--set", "client.epochs=1"),
+    *("--set", "engine.name=serial", "--set", "rounds=4"),
+]
+
+
+def call(*args: str | Path) -> Any:
+    return CliRunner().invoke(app, [str(a) for a in args])
+
+
+def said(result: Any) -> str:
+    """The error as one line, however it was wrapped."""
+    return " ".join(result.stderr.split())
+
+
+# ------------------------------------------------------------------------------------------- run
+
+
+def test_a_run_prints_plain_lines_and_its_result(tmp_path: Path):
+    result = call("run", "digits", *QUICK, "--out", tmp_path / "run")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert [line.split("  ")[0] for line in lines[:4]] == [f"round {k}/4" for k in (1, 2, 3, 4)]
+    for line in lines[:4]:
+        assert re.fullmatch(
+            r"round \d/4  accuracy +[\d.]+ %  loss [\d.]+  GSI [\d.]+  \d+ clients/s", line
+        )
+    assert "Accuracy over the last 10 rounds" in result.stdout
+    assert "\x1b" not in result.stdout
+    assert not result.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert f"final {100 * summary['final_accuracy']:.2f} %" in result.stdout
+
+
+def test_a_long_run_prints_ten_lines(tmp_path: Path):
+    result = call("run", "digits", *QUICK, "--set", "rounds=35", "--out", tmp_path / "run")
+    lines = [line for line in result.stdout.splitlines() if line.startswith("round ")]
+    assert 10 <= len(lines) <= 12
+
+
+def test_a_finished_run_says_so(tmp_path: Path):
+    first = call("run", "digits", *QUICK, "--out", tmp_path / "run")
+    again = call("run", "digits", *QUICK, "--out", tmp_path / "run")
+    assert again.exit_code == 0
+    assert "This run is finished already" in again.stdout
+    assert first.stdout.splitlines()[4:6] == again.stdout.splitlines()[-2:]
+
+
+def test_json_is_all_there_is_on_stdout(tmp_path: Path):
+    for _ in range(2):  # new, and finished already
+        result = call("run", "digits", *QUICK, "--out", tmp_path / "run", "--json")
+        assert result.exit_code == 0
+        found = json.loads(result.stdout)
+        assert found["folder"] == str(tmp_path / "run")
+        assert found["rounds"] == 4
+        assert found.keys() >= {"last10_accuracy", "final_accuracy", "seconds", "versions"}
+
+
+def test_the_default_is_digits_in_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert call("run", *QUICK).exit_code == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert re.fullmatch(r"digits-[0-9a-f]{10}", folder.name)
+
+
+def test_a_file_is_run_under_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "trial.toml"
+    path.write_text('rounds = 2\n[model]\nname = "softmax"\nfeatures = 64\n[engine]\nname="serial"')
+    assert call("run", path).exit_code == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("trial-")
+
+
+def test_force_resume_and_refusals_have_exit_codes(tmp_path: Path):
+    out = ["--out", tmp_path / "run"]
+    assert call("run", "digits", *QUICK, *out).exit_code == 0
+    refused = call("run", "digits", *QUICK, "--set", "seed=2", *out)
+    assert refused.exit_code == 2
+    assert "another configuration" in said(refused)
+    assert call("run", "digits", *QUICK, "--set", "seed=2", "--force", *out).exit_code == 0
+    (tmp_path / "run" / "summary.json").unlink()
+    unfinished = call("run", "digits", *QUICK, "--set", "seed=2", *out)
+    assert unfinished.exit_code == 2
+    assert "--resume" in said(unfinished)
+    assert call("run", "digits", *QUICK, "--set", "seed=2", "--resume", *out).exit_code == 0
+
+
+MISTAKES = [
+    (["run", "digit"], "unknown preset 'digit': did you mean 'digits'?"),
+    (["run", "absent.toml"], "there is no file absent.toml"),
+    (["run", "digits", "--set", "rounds"], "write it as KEY=VALUE"),
+    (["run", "digits", "--set", "client.lrr=1"], "unknown key 'client.lrr': did you mean 'lr'?"),
+    (["run", "digits", "--set", "rounds=x"], "rounds = 'x': must be a whole number"),
+    (["run", "digits", "--set", "adapter.name=gladd"], "did you mean 'glad'?"),
+    (["run", "digits", "--set", "sampler.clients_per_round=51"], "more than the 50 clients"),
+    (["run", "digits", "--set", "filter.name=krum"], "leaves one update"),
+    (["run", "digits", "--set", "model.name=:X"], "cannot be loaded"),
+    (["config", "digit"], "unknown preset 'digit': did you mean 'digits'?"),
+    (["config", "digits", "--set", "rounds=x"], "must be a whole number"),
+    (["config", "digits", "--set", "model.name=:X"], "cannot be loaded"),
+    (["list", "adapter"], "unknown list 'adapter'"),
+]
+
+
+@pytest.mark.parametrize(("args", "message"), MISTAKES)
+def test_a_users_mistake_is_one_message_and_exit_code_2(
+    args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    result = call(*args)
+    assert result.exit_code == 2, result.exception
+    assert message in said(result)
+    assert "Traceback" not in result.stderr
+    assert not result.stdout
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("verb", ["run", "config"])
+def test_a_file_that_is_not_text(verb: str, tmp_path: Path):
+    path = tmp_path / "noise.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    result = call(verb, path)
+    assert result.exit_code == 2, result.exception
+    assert "noise.toml" in said(result).replace(" ", "")
+
+
+def test_an_out_that_is_a_file(tmp_path: Path):
+    (tmp_path / "taken").write_text("mine")
+    result = call("run", "digits", *QUICK, "--out", tmp_path / "taken")
+    assert result.exit_code == 2, result.exception
+    assert "taken" in said(result)
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_an_out_that_cannot_be_made():
+    result = call("run", "digits", *QUICK, "--out", "/proc/nowhere/run")
+    assert result.exit_code == 2, result.exception
+    assert "/proc/nowhere" in said(result)
+
+
+def test_a_data_set_that_cannot_be_read_is_not_called_a_full_disk(tmp_path: Path):
+    """The folder is fine then, and making room does not help."""
+    result = call(
+        *("run", "digits", *QUICK, "--set", f"data.name={Unreadable.__module__}:Unreadable"),
+        *("--out", tmp_path / "run"),
+    )
+    assert result.exit_code != 0
+    text = said(result) + str(result.exception)
+    assert "images.npz" in text
+    assert "make room" not in text
+
+
+def test_a_message_is_not_broken_in_the_middle_of_a_path(tmp_path: Path):
+    out = tmp_path / "a folder with a long name" / ("x" * 60)
+    assert call("run", "digits", *QUICK, "--out", out).exit_code == 0
+    result = call("run", "digits", *QUICK, "--set", "seed=2", "--out", out)
+    assert str(out) in result.stderr
+
+
+# ---------------------------------------------------------------------------- config, list, version
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_config_prints_the_complete_file(preset: str):
+    result = call("config", preset)
+    assert result.exit_code == 0
+    tomllib.loads(result.stdout)
+    assert result.stdout == load(preset)[1].to_toml()
+
+
+def test_config_takes_changes_and_its_output_can_be_run(tmp_path: Path):
+    printed = call("config", "digits", *QUICK).stdout
+    path = tmp_path / "mine.toml"
+    path.write_text(printed)
+    assert call("config", path).stdout == printed
+    assert call("run", path, "--out", tmp_path / "run").exit_code == 0
+
+
+LISTS = {
+    "presets": PRESETS,
+    "datasets": REGISTRIES["data"],
+    "models": REGISTRIES["model"],
+    "clients": REGISTRIES["client"],
+    "samplers": REGISTRIES["sampler"],
+    "optimizers": REGISTRIES["server"],
+    "adapters": REGISTRIES["adapter"],
+    "filters": REGISTRIES["filter"],
+    "weights": REGISTRIES["weighting"],
+}
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_list_has_every_name_with_a_line(kind: str):
+    result = call("list", kind)
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(LISTS[kind])
+    assert all(len(line.split()) > 1 for line in lines)
+    found = json.loads(call("list", kind, "--json").stdout)
+    assert list(found) == list(LISTS[kind])
+
+
+def test_list_models_knows_their_sizes():
+    assert "1199882" in re.sub("[,_ ]", "", call("list", "models", "--json").stdout)
+
+
+def test_version():
+    result = call("--version")
+    assert result.exit_code == 0
+    assert result.stdout == f"fedglad {version('fedglad')}\n"
+
+
+def test_help_names_every_verb():
+    result = call("--help")
+    assert result.exit_code == 0
+    for verb in ("run", "config", "list"):
+        assert verb in result.stdout
+    assert call().exit_code in (0, 2)
+    assert call("frobnicate").exit_code == 2
+
+
+# ------------------------------------------------------------------------------- real processes
+
+
+@pytest.mark.slow
+def test_a_pipe_gets_plain_lines(tmp_path: Path):
+    done = cli("run", "digits", "--set", "rounds=5", "--out", tmp_path / "run")
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout
+    assert len([line for line in done.stdout.splitlines() if line.startswith("round ")]) == 5
+
+
+@pytest.mark.slow
+def test_a_terminal_gets_live_progress(tmp_path: Path):
+    ours, theirs = pty.openpty()
+    args = command("run", "digits", "--set", "rounds=5", "--out", tmp_path / "run")
+    env = {**environment(), "TERM": "xterm-256color"}
+    with subprocess.Popen(args, stdout=theirs, stderr=theirs, stdin=theirs, env=env) as process:
+        os.close(theirs)
+        parts: list[bytes] = []
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # how a terminal says that it is closed
+                break
+            if not part:
+                break
+            parts.append(part)
+    os.close(ours)
+    shown = b"".join(parts).decode()
+    assert process.returncode == 0
+    assert "\x1b[" in shown
+    assert "Accuracy over the last 10 rounds" in shown
+    assert "Traceback" not in shown
+
+
+@pytest.mark.slow
+def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path):
+    line = " ".join(f"'{a}'" for a in command("run", "digits", *QUICK, "--out", tmp_path / "run"))
+    done = subprocess.run(
+        ["bash", "-c", f"{line} | head -n 1"], capture_output=True, text=True, env=environment()
+    )
+    assert done.stdout.startswith("round 1/4")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_an_own_module_in_the_current_folder_is_found(tmp_path: Path):
+    """With the installed command, whose sys.path starts elsewhere."""
+    installed = Path(command()[0]).parent / "fedglad"
+    if not installed.exists():
+        pytest.skip(f"there is no {installed}: install anew")
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from fedglad.models.softmax import SoftmaxRegression\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class Own(SoftmaxRegression):\n"
+        "    features: int = 64\n"
+    )
+    env = {key: value for key, value in environment().items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [installed, "run", "digits", "--set", "model.name=mine:Own", "--set", "rounds=2"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
