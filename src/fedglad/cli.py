@@ -49,7 +49,8 @@ def main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which version.")
     ] = False,
 ) -> None:
-    pass
+    if "" not in sys.path:  # an own class, model.name=mine:Own, is looked for here first
+        sys.path.insert(0, "")
 
 
 @app.command()
