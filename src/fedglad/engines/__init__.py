@@ -14,6 +14,9 @@ from fedglad.clients.loop import Loss, Memory, Plain, Result, Workbench
 from fedglad.records import Failure, Update
 from fedglad.rng import stream
 
+Packed = tuple[Tensor, Mapping[str, Tensor]]
+"""A model as `Server.packed` gives it: the parameters in one vector, and the buffers."""
+
 CHUNK = 1000  # test samples evaluated at a time: sums over fixed chunks, so the bits are the same
 
 
@@ -61,13 +64,13 @@ class Engine(Protocol):
         self,
         t: int,
         cohort: Sequence[int],
-        packed: tuple[Tensor, Mapping[str, Tensor]],
+        packed: Packed,
         sent: Memory,
     ) -> Iterator[Update | Failure]:
         """The cohort's updates, in its order."""
         ...
 
-    def evaluate(self, packed: tuple[Tensor, Mapping[str, Tensor]]) -> Evaluation:
+    def evaluate(self, packed: Packed) -> Evaluation:
         """Loss and accuracy of a model on the test set."""
         ...
 

@@ -15,13 +15,11 @@ import torch
 from torch import Tensor
 
 from fedglad.clients.loop import Memory, Result, Workbench
-from fedglad.engines import Call, Evaluation, Job, Worker, as_update
+from fedglad.engines import Call, Evaluation, Job, Packed, Worker, as_update
 from fedglad.engines.pool import TRIES, Lost, Pool, Serve
 from fedglad.records import Failure, Update
 
 GROUP_BYTES = 1 << 20  # tiny updates are asked for in groups of about this size
-
-Packed = tuple[Tensor, Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)

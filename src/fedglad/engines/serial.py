@@ -1,15 +1,14 @@
 """One client after the other in this process: the reference, and the one to debug with."""
 
 import traceback
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from fedglad.clients.loop import Memory
-from fedglad.engines import Call, Evaluation, Job, Worker, as_update
+from fedglad.engines import Call, Evaluation, Job, Packed, Worker, as_update
 from fedglad.records import Failure, Update
 
 
@@ -31,7 +30,7 @@ class SerialEngine:
         self,
         t: int,
         cohort: Sequence[int],
-        packed: tuple[Tensor, Mapping[str, Tensor]],
+        packed: Packed,
         sent: Memory,
     ) -> Iterator[Update | Failure]:
         theta, buffers = packed[0].clone(), {n: b.clone() for n, b in packed[1].items()}
@@ -45,7 +44,7 @@ class SerialEngine:
             else:
                 yield as_update(self.worker.job, client, result)
 
-    def evaluate(self, packed: tuple[Tensor, Mapping[str, Tensor]]) -> Evaluation:
+    def evaluate(self, packed: Packed) -> Evaluation:
         with one_thread():
             n = len(self.worker.test[1])
             sums = [self.worker.evaluate(*packed, chunk) for chunk in range(Worker.chunks(n))]
