@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 JOBS ?= 2
+BENCH ?= aggregate compute overhead scale
 ARGS ?=
 
 VENV_PYTHON := .venv/bin/python
@@ -46,8 +47,11 @@ format: $(READY) ## Format the code and fix what ruff can fix
 	@$(VENV_PYTHON) -m ruff check --fix --exit-zero --quiet
 	@$(VENV_PYTHON) -m ruff format
 
-bench: $(READY) ## Measure aggregation against its peers and the machine's limit
-	@$(VENV_PYTHON) benchmarks/aggregate.py $(ARGS)
+bench: $(READY) ## Measure against the machine's limit (BENCH=compute to choose)
+	@for name in $(BENCH); do \
+		echo; echo "benchmarks/$$name.py"; \
+		$(VENV_PYTHON) benchmarks/$$name.py $(ARGS) || exit 1; \
+	done
 
 # torch goes first and alone, so that its pin decides the build before anything else asks for it.
 $(READY): pyproject.toml constraints.txt

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-ROW = 256
+ROW = 512
 BLOCK = 1 << 18  # elements: a block of an update and of the sum stay in the second-level cache
 LARGE = 1 << 14  # elements from which a tensor is worth blocks of its own
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 Slots = dict[str, Tensor]
+_LONG_AGO = torch.tensor(1e15)  # a step so late that the bias corrections are 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,10 +122,48 @@ class Adam(Optimizer):
         rate = self.lr
         if self.form == "authors":
             rate *= math.sqrt(1 - beta2 ** (t + 1)) / (1 - beta1 ** (t + 1))
+        if type(self) is Adam and theta.device.type == "cpu" and s > 0:
+            pull = beta1 + (1 - beta1) * s
+            if min((1 - beta1) * s / pull, 1 - beta2) > 1e-9:
+                _fused(theta, mean, slots, rate, beta1, beta2, eps, pull)
+                return
         self.second_moment(slots["v"], mean, beta2)
         m = slots["m"].mul_(beta1).add_(mean, alpha=(1 - beta1) * s)
         root = torch.sqrt(slots["v"], out=mean).add_(eps)  # fresh memory would cost page faults
         theta.addcdiv_(m, root, value=-rate)
+
+
+def _fused(
+    theta: Tensor,
+    mean: Tensor,
+    slots: Slots,
+    rate: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    pull: float,
+) -> None:
+    """Adam's step in one pass by torch's kernel, which knows no s.
+
+    β₁m + (1−β₁) s ḡ = p (β m + (1−β) ḡ) with p = β₁ + (1−β₁) s, the pull, and β = β₁/p.
+    """
+    torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
+        [theta],
+        [mean],
+        [slots["m"]],
+        [slots["v"]],
+        [],
+        [_LONG_AGO],
+        lr=rate * pull,
+        beta1=beta1 / pull,
+        beta2=beta2,
+        weight_decay=0.0,
+        eps=eps,
+        amsgrad=False,
+        maximize=False,
+    )
+    if pull != 1:
+        slots["m"].mul_(pull)
 
 
 @dataclass(frozen=True, kw_only=True)
