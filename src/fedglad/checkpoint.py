@@ -19,14 +19,20 @@ class CheckpointError(ValueError):
     """A saved state that cannot be used here; the message says what differs."""
 
 
-def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+def write(
+    path: str | os.PathLike[str],
+    tensors: dict[str, Tensor],
+    meta: dict[str, Any],
+    *,
+    sync: bool = True,
+) -> None:
     """Writes to a temporary file, syncs it, renames it: the file is whole or not there."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     text = json.dumps(meta)
     header = {"fedglad": text, "crc32": str(_crc32(tensors, text))}
-    with _replacing(Path(path)) as temporary:
+    with _replacing(Path(path), durable=sync) as temporary:
         try:
             save_file(tensors, temporary, metadata=header)
         except SafetensorError as error:
@@ -40,13 +46,15 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def _replacing(path: Path) -> Generator[Path]:
+def _replacing(path: Path, *, durable: bool = True) -> Generator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
-        _sync(temporary)
+        if durable:
+            sync(temporary)
         temporary.replace(path)
-        _sync(path.parent)
+        if durable:
+            sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -87,7 +95,8 @@ def _crc32(tensors: dict[str, Tensor], text: str) -> int:
     return crc
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Makes sure that a file, or a folder's list of files, is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

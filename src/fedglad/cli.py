@@ -1,28 +1,29 @@
 """The command line: one thin command per verb."""
 
 import json
+import os
 import sys
+from contextlib import closing
 from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
+from fedglad import compare as comparing
 from fedglad import config as configuration
+from fedglad import sweep as sweeping
+from fedglad.compare import CompareError
 from fedglad.config import ConfigError, find, load, parse_value
-from fedglad.records import Round
 from fedglad.runs import Interrupted, Run, RunError, execute
+from fedglad.terminal import ShowRun, ShowSweep, complain, console, error, show_comparison
 
 app = typer.Typer(
     help="Federated learning that knows when to trust a round.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-console = Console(highlight=False)
-complain = Console(stderr=True, highlight=False, soft_wrap=True)
 
 LISTS = {
     "presets": None,
@@ -34,7 +35,31 @@ LISTS = {
     "adapters": "adapter",
     "filters": "filter",
     "weights": "weighting",
+    "engines": "engine",
 }
+
+
+def _complete_source(incomplete: str) -> list[str]:
+    """Presets, and what leads to a TOML file."""
+    head = incomplete[: incomplete.rfind("/") + 1]
+    folder = Path(head or ".")
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    files = [f"{head}{path.name}{'/' if path.is_dir() else ''}" for path in paths]
+    found = [*configuration.PRESETS, *(f for f in files if f.endswith(("/", ".toml")))]
+    return [name for name in found if name.startswith(incomplete)]
+
+
+def _complete_kind(incomplete: str) -> list[str]:
+    return [kind for kind in LISTS if kind.startswith(incomplete)]
+
+
+Source = Annotated[
+    str, typer.Argument(help="A preset or a TOML file.", autocompletion=_complete_source)
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key: server.lr=0.5"),
+]
 
 
 def _version(wanted: bool) -> None:
@@ -55,11 +80,8 @@ def main(
 
 @app.command()
 def run(
-    source: Annotated[str, typer.Argument(help="A preset or a TOML file.")] = "digits",
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a key: server.lr=0.5"),
-    ] = None,
+    source: Source = "digits",
+    set_: Settings = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an unfinished run.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a run that is there.")] = False,
@@ -70,13 +92,13 @@ def run(
     """Run a federated experiment and keep its records."""
     try:
         name, config = load(source, _settings(set_ or []))
-        with _Show(config.rounds, quiet=as_json) as show:
+        with ShowRun(config.rounds, quiet=as_json) as show:
             done = execute(name, config, out=out, resume=resume, force=force, on_round=show.round)
     except Interrupted as stopped:
         complain.print(escape(str(stopped)))
         raise typer.Exit(130) from None
-    except (ConfigError, RunError, ValueError, OSError) as error:
-        complain.print(f"[red]error:[/] {escape(str(error))}")
+    except (ConfigError, RunError, ValueError, OSError) as mistake:
+        error(str(mistake))
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         complain.print("stopped at once; go on from the last checkpoint with --resume")
@@ -86,25 +108,25 @@ def run(
 
 @app.command("config")
 def show_config(
-    source: Annotated[str, typer.Argument(help="A preset or a TOML file.")] = "digits",
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE")] = None,
+    source: Source = "digits",
+    set_: Settings = None,
 ) -> None:
     """Print the complete configuration, every field with its meaning."""
     try:
         sys.stdout.write(load(source, _settings(set_ or []))[1].to_toml())
-    except ConfigError as error:
-        complain.print(f"[red]error:[/] {escape(str(error))}")
+    except ConfigError as mistake:
+        error(str(mistake))
         raise typer.Exit(2) from None
 
 
 @app.command("list")
 def show_list(
-    kind: Annotated[str, typer.Argument(help=", ".join(LISTS))],
+    kind: Annotated[str, typer.Argument(help=", ".join(LISTS), autocompletion=_complete_kind)],
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """List what there is to choose from."""
     if kind not in LISTS:
-        complain.print(f"[red]error:[/] unknown list {kind!r}: choose from {', '.join(LISTS)}")
+        error(f"unknown list {kind!r}: choose from {', '.join(LISTS)}")
         raise typer.Exit(2)
     section = LISTS[kind]
     if section is None:
@@ -126,6 +148,67 @@ def show_list(
         console.print(f"[bold]{name:<18}[/]{escape(text + size)}", soft_wrap=True)
 
 
+@app.command()
+def sweep(
+    source: Source,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option("--grid", metavar="KEY=V1,V2", help="Values to go through: seed=1,2,3"),
+    ] = None,
+    set_: Settings = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time; by default one a core.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The folder of the runs' folders.")] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON only.")] = False,
+) -> None:
+    """Run every combination of the grids that is missing, and compare them."""
+    tasks: list[sweeping.Task] = []
+    ends: dict[Path, sweeping.Event] = {}
+    try:
+        tasks = sweeping.tasks(source, grid or [], _settings(set_ or []), out)
+        out.mkdir(parents=True, exist_ok=True)
+        with (
+            ShowSweep(tasks, quiet=as_json) as show,
+            closing(sweeping.sweep(tasks, jobs=jobs or os.cpu_count() or 1)) as events,
+        ):
+            for event in events:
+                show.event(event)
+                ends |= {event.task.folder: event} if event.what in sweeping.ENDS else {}
+    except Interrupted as stopped:
+        done = sum(event.what in sweeping.DONE for event in ends.values())
+        complain.print(f"{done} of {len(tasks)} runs are finished; {escape(str(stopped))}")
+        raise typer.Exit(130) from None
+    except (ConfigError, OSError) as mistake:
+        error(str(mistake))
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        complain.print("stopped at once; go on from the last checkpoints with the same command")
+        raise typer.Exit(130) from None
+    _conclude([ends[task.folder] for task in tasks], as_json=as_json)
+
+
+@app.command("compare")
+def show_compare(
+    runs: Annotated[list[Path], typer.Argument(help="Runs' folders, or folders of them.")],
+    metric: Annotated[str, typer.Option(help="Which number of summary.json.")] = comparing.METRIC,
+    baseline: Annotated[
+        str | None, typer.Option(help="The label to compare with, or a part; by default the first.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON only.")] = False,
+) -> None:
+    """Compare finished runs: mean and spread over the seeds, and paired differences."""
+    try:
+        found = comparing.compare(runs, metric=metric, baseline=baseline)
+    except CompareError as mistake:
+        error(str(mistake))
+        raise typer.Exit(2) from None
+    if as_json:
+        sys.stdout.write(json.dumps(found.to_dict(), indent=2) + "\n")
+    else:
+        show_comparison(found)
+
+
 def _parameters(name: str) -> int:
     return sum(p.numel() for p in find("model", name)().build().parameters())
 
@@ -136,49 +219,6 @@ def _settings(given: list[str]) -> dict[str, Any]:
         if not equals:
             raise ConfigError(f"--set {key!r}: write it as KEY=VALUE, for example server.lr=0.5")
     return {key.strip(): parse_value(value.strip()) for key, _, value in pairs}
-
-
-class _Show:
-    """Live progress in a terminal; a line every tenth of the run elsewhere."""
-
-    def __init__(self, rounds: int, *, quiet: bool) -> None:
-        self.rounds, self.quiet, self.seen = rounds, quiet, 0
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-        self.progress = Progress(*columns, console=console, transient=True)
-        self.live = console.is_terminal and not quiet
-
-    def __enter__(self) -> "_Show":
-        if self.live:
-            self.progress.start()
-            self.task = self.progress.add_task("starting", total=self.rounds)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.live:
-            self.progress.stop()
-
-    def round(self, done: Round) -> None:
-        self.seen += 1
-        line = _line(done, self.rounds)
-        if self.live:
-            self.progress.update(self.task, completed=done.t + 1, description=line)
-        elif not self.quiet and (done.t + 1) % max(1, self.rounds // 10) == 0:
-            console.print(line)
-
-
-def _line(done: Round, rounds: int) -> str:
-    record = done.record
-    parts = [f"round {done.t + 1}/{rounds}"]
-    if done.test_accuracy is not None and done.test_loss is not None:
-        parts.append(f"accuracy {100 * done.test_accuracy:5.1f} %  loss {done.test_loss:.3f}")
-    if record.gsi_all is not None:
-        parts.append(f"GSI {record.gsi_all:.2f}")
-    if record.rejected:
-        parts.append(f"{len(record.rejected)} rejected")
-    if not record.stepped:
-        parts.append(f"skipped: {record.reason}")
-    rate = len(done.cohort) / max(done.seconds.get("train", 0), 1e-9)
-    return escape("  ".join([*parts, f"{rate:.0f} clients/s"]))
 
 
 def _finish(run: Run, *, as_json: bool, new: bool) -> None:
@@ -195,3 +235,41 @@ def _finish(run: Run, *, as_json: bool, new: bool) -> None:
         f"{summary['seconds']:.1f} s.\nRecords: {escape(str(run.folder))}",
         soft_wrap=True,
     )
+
+
+def _conclude(ends: list[sweeping.Event], *, as_json: bool) -> None:
+    """The table of what is finished, what failed and why; exit code 1 if anything did."""
+    good = [event.task.folder for event in ends if event.what in sweeping.DONE]
+    bad = [event for event in ends if event.what not in sweeping.DONE]
+    try:
+        found = comparing.compare(good) if good else None
+    except CompareError as broken:
+        error(str(broken))
+        raise typer.Exit(1) from None
+    if as_json:
+        told = {
+            "runs": [_told(event) for event in ends],
+            "comparison": found.to_dict() if found else None,
+        }
+        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+    elif found:
+        if kept := sum(event.what == "kept" for event in ends):
+            console.print(f"{kept} of {len(ends)} runs were finished already.")
+        console.print()
+        show_comparison(found)
+    for event in bad:
+        where = f"  (log: {_log(event)})" if _log(event) else ""
+        error(f"{comparing.label(event.task.settings)}: {event.reason}{where}")
+    if bad:
+        raise typer.Exit(1)
+
+
+def _told(event: sweeping.Event) -> dict[str, Any]:
+    task = event.task
+    told = {"folder": str(task.folder), "settings": task.settings, "status": event.what}
+    return told | ({"reason": event.reason, "log": _log(event)} if event.reason else {})
+
+
+def _log(event: sweeping.Event) -> str | None:
+    path = event.task.folder / "log.txt"
+    return str(path) if path.is_file() else None

@@ -2,9 +2,10 @@
 
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -87,18 +88,20 @@ class Intake:
     def _stream(self, updates: Iterable[Any]) -> Taken:
         """Adds each update and lets it go.
 
-        An iterator may reuse its memory, so each update is measured, judged, and added before the
-        next is asked for. A list can be read again: it is added while it is measured, and once
-        more without them in the rare round in which some are rejected. Same order, same bits.
+        An iterator may reuse its memory, so each item is measured, judged, and added before the
+        next is asked for; an item that is a list of updates is so as a whole. A list can be read
+        again: it is added while it is measured, and once more without them in the rare round in
+        which some are rejected. Same order, same bits.
         """
         filter = self.plan.filter
         unfiltered = Sum(self.plan.layout) if filter.scales else self.total
         if isinstance(updates, Sequence):
             self._take_list(updates, unfiltered)
         else:
-            for update in updates:
-                if found := self._open(update):
-                    self._add(self._judged([found], self._sweep([found[1]])), unfiltered)
+            for group in _groups(updates):
+                opened = [found for update in group if (found := self._open(update))]
+                squares = self._sweep([source for _, source in opened])
+                self._add(self._judged(opened, squares), unfiltered)
         self._require_enough()
         shares, factor = self._share([m.weight for m in self.members])
         sq = np.array([m.sq for m in self.members])
@@ -147,7 +150,7 @@ class Intake:
         """Keeps every update, for what needs the whole cohort; costs one model an update."""
         layout, filter = self.plan.layout, self.plan.filter
         kept: list[Tensor] = []
-        for update in updates:
+        for update in chain.from_iterable(_groups(updates)):
             if found := self._open(update):
                 entry, source = found
                 packed = pack(layout, source, self.base)
@@ -312,6 +315,11 @@ class BufferMean:
         """The new buffers, in their own dtypes; empty if no update brought any."""
         means = {n: s / self.weight if s.is_floating_point() else s for n, s in self.sums.items()}
         return {name: mean.to(self.kinds[name][1]) for name, mean in means.items()}
+
+
+def _groups(items: Iterable[Any]) -> Iterator[list[Any]]:
+    """Updates that are there together: an engine may hand over many small ones at once."""
+    return (cast(list[Any], item) if isinstance(item, list) else [item] for item in items)
 
 
 def _relative(weights: list[float]) -> list[float]:

@@ -123,8 +123,10 @@ class Config:
         )
 
     def hash(self) -> str:
-        """A short name of what determines the result: all but the engine."""
-        tree = {key: value for key, value in self.to_dict().items() if key != "engine"}
+        """A short name of what determines the result: the engine only if its bits differ."""
+        tree = self.to_dict()
+        if getattr(self.sections["engine"], "exact", True):
+            del tree["engine"]
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:10]
 
 

@@ -3,8 +3,10 @@
 import hashlib
 import json
 import operator
+from typing import Any, cast
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 
 
 def stream(seed: int, purpose: str, *index: int | str) -> np.random.Generator:
@@ -22,4 +24,15 @@ def stream(seed: int, purpose: str, *index: int | str) -> np.random.Generator:
         *(i if isinstance(i, str) else operator.index(i) for i in index),
     ]
     digest = hashlib.sha256(json.dumps(name).encode()).digest()
-    return np.random.Generator(np.random.PCG64(int.from_bytes(digest)))
+    return np.random.Generator(np.random.PCG64(cast(Any, _Words(digest))))
+
+
+class _Words(ISeedSequence):
+    """A digest as PCG64's four state words; NumPy's own SeedSequence would only mix it again."""
+
+    def __init__(self, digest: bytes) -> None:
+        self.digest = digest
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint64) -> np.ndarray:
+        assert (n_words, dtype) == (4, np.uint64)
+        return np.frombuffer(self.digest, "<u8").astype(np.uint64, copy=False)

@@ -64,7 +64,8 @@ class Run:
         """Removes what a run writes, and nothing else."""
         for name in ("config.toml", "rounds.jsonl", "summary.json", "log.txt"):
             (self.folder / name).unlink(missing_ok=True)
-        shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
+        for name in ("checkpoints", "memories"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
 
 
 def execute(
@@ -83,7 +84,8 @@ def execute(
     run = Run(out or Path("runs") / f"{name}-{config.hash()}")
     if not force and not _may_start(run, config, resume=resume):
         return run
-    with closing(Simulation(config.plan())) as simulation:  # if it cannot start, nothing is touched
+    # If it cannot start, nothing is touched.
+    with closing(Simulation(config.plan(), run.folder / "memories")) as simulation:
         try:
             if force:
                 run.clear()
@@ -137,6 +139,8 @@ def _restore(run: Run, simulation: Simulation) -> None:
             continue
         simulation.t, simulation.sampler_state = t, sampler_state
         break
+    if simulation.memories:
+        simulation.memories.restore(simulation.t)
     lines = [json.dumps(found) for found in run.rounds()[: simulation.t]]
     if len(lines) < simulation.t:
         raise RunError(f"{run.folder}/rounds.jsonl lacks rounds: start anew with --force")
@@ -147,7 +151,7 @@ def _restore(run: Run, simulation: Simulation) -> None:
 def _play(run: Run, config: Config, simulation: Simulation, on_round: OnRound) -> None:
     folder = run.folder / "checkpoints"
     folder.mkdir(exist_ok=True)
-    with open(run.folder / "rounds.jsonl", "a") as records, _patient() as asked_to_stop:
+    with open(run.folder / "rounds.jsonl", "a") as records, patient() as asked_to_stop:
         for played in simulation.rounds():
             records.write(json.dumps(played.to_dict(), allow_nan=False) + "\n")
             records.flush()
@@ -170,13 +174,18 @@ def _play(run: Run, config: Config, simulation: Simulation, on_round: OnRound) -
 def _save(folder: Path, simulation: Simulation, records: TextIO) -> None:
     """The records first, then the tensors, last the small file that makes them a checkpoint."""
     os.fsync(records.fileno())
+    if simulation.memories:
+        simulation.memories.sync()
     path = folder / f"{simulation.t:06d}"
     simulation.server.save(path.with_suffix(".safetensors"))
     state = {"round": simulation.t, "sampler": simulation.sampler_state}
     checkpoint.write_text(path.with_suffix(".json"), json.dumps(state))
-    for old in sorted(folder.glob("*.json"))[:-KEPT]:
-        old.unlink()
-        old.with_suffix(".safetensors").unlink(missing_ok=True)
+    *old, oldest = sorted(folder.glob("*.json"))[: -KEPT + 1] or [path]
+    for past in old:
+        past.unlink()
+        past.with_suffix(".safetensors").unlink(missing_ok=True)
+    if simulation.memories:
+        simulation.memories.prune(int(oldest.stem))
 
 
 def _summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
@@ -197,7 +206,7 @@ def _summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 @contextmanager
-def _patient() -> Generator[Callable[[], bool]]:
+def patient() -> Generator[Callable[[], bool]]:
     """The first Ctrl-C is noted, for the end of the round; the second stops at once."""
     asked: list[float] = []
 

@@ -131,6 +131,11 @@ class Server:
         """The parameters as clients have them, one flat vector, and the buffers."""
         return self._received(), self._buffers
 
+    @property
+    def sent(self) -> dict[str, Tensor]:
+        """What clients are sent beside the parameters: the state of the method's server half."""
+        return self._method_state
+
     def step(self, updates: Iterable[Any], *, population: int | None = None) -> Record:
         """One round: consumes the updates in their order and moves the model.
 

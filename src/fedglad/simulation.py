@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ from torch.nn.functional import cross_entropy
 
 from fedglad.adapters import Adapter
 from fedglad.clients.loop import Plain
-from fedglad.engines import Engine, Federation, Job
+from fedglad.engines import Engine, Federation, Group, Job
 from fedglad.filters import Filter
+from fedglad.memory import Memories
 from fedglad.optimizers import Optimizer
-from fedglad.records import Failure, Round, Update
+from fedglad.records import Failure, Record, Round
 from fedglad.rng import stream
 from fedglad.samplers import Pool, Sampler, State
 from fedglad.server import Server
@@ -48,23 +50,33 @@ class Plan:
 class Simulation:
     """A run in progress: what changes are the server, the sampler's state and the round."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, memories: Path | None = None) -> None:
+        """`memories` is the folder for what clients remember, by default a temporary one."""
         self.plan = plan
         labels = getattr(plan.data, "labels", _unknown)
         self.pool = Pool(plan.data.clients, plan.data.size, labels)
         plan.sampler.check(self.pool)
-        self.population = _population(self.pool)
+        self.counts = _counts(self.pool)
         self.server = Server(
             plan.model,
             optimizer=plan.optimizer,
             adapter=plan.adapter,
             filter=plan.filter,
             weighting=plan.weighting,
+            method=plan.client.server,
         )
+        self.memories = Memories(memories) if plan.client.remembers else None
         self.sampler_state: State = {}
         self.t = 0
         start = copy.deepcopy(plan.model)
-        job = Job(lambda: copy.deepcopy(start), plan.data, plan.client, cross_entropy, plan.seed)
+        job = Job(
+            lambda: copy.deepcopy(start),
+            plan.data,
+            plan.client,
+            cross_entropy,
+            plan.seed,
+            self.memories,
+        )
         self.engine: Engine = plan.engine.start(job)
 
     def rounds(self) -> Iterator[Round]:
@@ -74,9 +86,10 @@ class Simulation:
             begin = time.perf_counter()
             rng = stream(self._sampler_seed(), "cohort", t)
             cohort = plan.sampler.sample(rng, t, self.sampler_state, self.pool, _ask)
-            updates = self.engine.train(t, cohort.ids, server.packed, {})
-            seen = _seen(t, updates, cohort.weights)
+            groups = self.engine.train(t, cohort.ids, server.packed, server.sent)
+            seen = _seen(t, groups, cohort.weights)
             record = server.step(seen, population=self.pool.clients)
+            self._settle(t, cohort.ids, record)
             self.sampler_state = plan.sampler.observe(self.sampler_state, record)
             self.t = t + 1
             trained = time.perf_counter()
@@ -95,6 +108,15 @@ class Simulation:
     def close(self) -> None:
         """Ends the engine's processes."""
         self.engine.close()
+        if self.memories:
+            self.memories.close()
+
+    def _settle(self, t: int, cohort: tuple[int, ...], record: Record) -> None:
+        """What a client would remember counts only if its update was accepted."""
+        if self.memories:
+            stepped = record.clients if record.stepped else []
+            accepted = [client["id"] for client in stepped if "rejected" not in client]
+            self.memories.settle(t, cohort, accepted)
 
     def _sampler_seed(self) -> int:
         seed = self.plan.sampler.seed
@@ -104,24 +126,25 @@ class Simulation:
 
     def _similarity(self, cohort: tuple[int, ...]) -> float | None:
         """The paper's sim_score: cosine of the cohort's merged class counts and everybody's."""
-        if self.population is None:
+        if self.counts is None:
             return None
-        merged = _merged(self.pool, cohort)
-        length = np.linalg.norm(merged) * np.linalg.norm(self.population)
-        return float(merged @ self.population / length) if length else None
+        merged, everybody = self.counts[list(cohort)].sum(axis=0), self.counts.sum(axis=0)
+        length = np.linalg.norm(merged) * np.linalg.norm(everybody)
+        return float(merged @ everybody / length) if length else None
 
 
-def _seen(
-    t: int, updates: Iterator[Update | Failure], weights: tuple[float, ...] | None
-) -> Iterator[Update | Failure]:
+def _seen(t: int, groups: Iterator[Group], weights: tuple[float, ...] | None) -> Iterator[Group]:
     """The updates with the cohort's weights; what a failed client said goes to the log."""
-    for k, update in enumerate(updates):
-        if isinstance(update, Failure):
-            if update.detail:
-                logger.error("round %d: client %s failed:\n%s", t, update.client, update.detail)
-            yield update
-        else:
-            yield replace(update, weight=weights[k]) if weights else update
+    place = 0
+    for group in groups:
+        for k, update in enumerate(group):
+            if isinstance(update, Failure):
+                if update.detail:
+                    logger.error("round %d: client %s failed:\n%s", t, update.client, update.detail)
+            elif weights:
+                group[k] = replace(update, weight=weights[place + k])
+        place += len(group)
+        yield group
 
 
 def _ask(clients: list[int]) -> list[float]:
@@ -132,12 +155,8 @@ def _unknown(k: int) -> None:
     return None
 
 
-def _population(pool: Pool) -> np.ndarray | None:
+def _counts(pool: Pool) -> np.ndarray | None:
+    """Every client's samples of every class, where that is known and the population is small."""
     if pool.clients > COUNTED or pool.labels(0) is None:
         return None
-    return _merged(pool, range(pool.clients))
-
-
-def _merged(pool: Pool, clients: Any) -> np.ndarray:
-    counts = [found for k in clients if (found := pool.labels(k)) is not None]
-    return np.sum(counts, axis=0, dtype=float)
+    return np.array([pool.labels(k) for k in range(pool.clients)], dtype=float)

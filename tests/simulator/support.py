@@ -143,10 +143,10 @@ def packed(model: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
     return layout.pack(parameters), {name: b.clone() for name, b in buffers.items()}
 
 
-def kept(updates: Any) -> list[Any]:
+def kept(groups: Any) -> list[Any]:
     """Updates outlive the engine's memory only as copies."""
     found: list[Any] = []
-    for update in updates:
+    for update in (update for group in groups for update in group):
         if isinstance(update, Failure):
             found.append((update.client, update.reason))
             continue

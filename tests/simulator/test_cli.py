@@ -10,11 +10,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from fedglad.adapters import Glad
 from fedglad.cli import app
 from fedglad.config import PRESETS, REGISTRIES, load
+from fedglad.records import Record, Round, Statistics
+from fedglad.terminal import clipped, round_line
 
 from .support import Unreadable, cli, command, environment
 
@@ -43,7 +47,9 @@ def test_a_run_prints_plain_lines_and_its_result(tmp_path: Path):
     assert [line.split("  ")[0] for line in lines[:4]] == [f"round {k}/4" for k in (1, 2, 3, 4)]
     for line in lines[:4]:
         assert re.fullmatch(
-            r"round \d/4  accuracy +[\d.]+ %  loss [\d.]+  GSI [\d.]+  \d+ clients/s", line
+            r"round \d/4  accuracy +[\d.]+ %  loss [\d.]+  GSI [\d.]+  clipped [012]/2"
+            r"  \d+ clients/s",
+            line,
         )
     assert "Accuracy over the last 10 rounds" in result.stdout
     assert "\x1b" not in result.stdout
@@ -209,6 +215,7 @@ LISTS = {
     "adapters": REGISTRIES["adapter"],
     "filters": REGISTRIES["filter"],
     "weights": REGISTRIES["weighting"],
+    "engines": REGISTRIES["engine"],
 }
 
 
@@ -236,10 +243,80 @@ def test_version():
 def test_help_names_every_verb():
     result = call("--help")
     assert result.exit_code == 0
-    for verb in ("run", "config", "list"):
+    for verb in ("run", "config", "list", "sweep", "compare"):
         assert verb in result.stdout
     assert call().exit_code in (0, 2)
     assert call("frobnicate").exit_code == 2
+
+
+COMPLETED = [
+    ("run digi", ["digits"]),
+    ("config ", [*PRESETS, "deep/", "mine.toml"]),
+    ("sweep ./m", ["./mine.toml"]),
+    ("run deep/", ["deep/other.toml"]),
+    ("list ad", ["adapters"]),
+    ("list ", [*LISTS]),
+    ("co", ["config", "compare"]),
+    ("sweep digits --gr", ["--grid"]),
+]
+
+
+@pytest.mark.parametrize(("typed", "offered"), COMPLETED)
+def test_the_shell_completes(
+    typed: str, offered: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deep").mkdir()
+    for name in ("mine.toml", "notes.md", "deep/other.toml"):
+        (tmp_path / name).touch()
+    words = f"fedglad {typed}"
+    asked = {"_FEDGLAD_COMPLETE": "complete_bash", "COMP_WORDS": words}
+    env = {**asked, "COMP_CWORD": str(words.count(" "))}
+    result = CliRunner().invoke(app, [], prog_name="fedglad", env=env)
+    assert result.exit_code == 0, result.exception
+    assert result.stdout.split() == offered
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_completion_can_be_shown(shell: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    result = CliRunner().invoke(app, ["--show-completion", shell], prog_name="fedglad")
+    assert result.exit_code == 0, result.stderr
+    assert "_FEDGLAD_COMPLETE=complete_" in result.stdout
+
+
+# --------------------------------------------------------------------------------- a round's line
+
+
+def glad_round(gsi: list[float], t: int, before: list[float], gamma: float = 0.1) -> Record:
+    """What Glad says of groups with these indicators; a negative one stands for no updates."""
+    names = [f"g{k}" for k in range(len(gsi))]
+    square = {n: max(g, 0.0) ** 2 for n, g in zip(names, gsi, strict=True)}
+    stats = Statistics(square, square, dict.fromkeys(names, 1.0), (0.5, 0.5))
+    adapter = Glad(gamma=gamma)
+    groups = adapter.group(dict.fromkeys(names, 1))
+    factors, _ = adapter.adapt(stats, groups, {"baseline": np.array(before)}, t)
+    told = [dict(zip(names, x.tolist(), strict=True)) for x in vars(factors).values()]
+    return Record("stepped", gsi=told[0], baseline=told[1], scale=told[2])
+
+
+def test_clipped_groups_are_those_at_a_bound():
+    # γ = .1, t = 2: bounds .8 and 1.2. GSI/B = 1.1, .9 inside; 2 and .5 outside.
+    assert clipped(glad_round([1.1, 1.8, 4.0, 1.0], 2, [1.0, 2.0, 2.0, 2.0])) == 2
+    assert clipped(glad_round([1.2], 2, [1.0], gamma=0.05)) == 1
+    assert clipped(glad_round([2.0, 3.0], 0, [0.0, 0.0])) == 0  # the first round: B is GSI
+    assert clipped(glad_round([-1.0, 3.0], 2, [2.0, 3.0])) == 0  # no updates: s = 1 is no bound
+    assert clipped(glad_round([5000.0], 2, [2.0])) == 1  # updates that cancel get 1 + γt
+    assert clipped(glad_round([9.0, 1.0], 5, [1.0, 9.0], gamma=0.0)) == 0  # no adaptation
+    assert clipped(glad_round([9.0], 5, [1.0], gamma=float("inf"))) == 0  # no bounds
+
+
+def test_a_line_speaks_of_clipping_only_where_there_is_a_baseline():
+    record = Record("stepped", gsi={"a": 2.0}, scale={"a": 2.0}, gsi_all=2.0)  # FedExP
+    line = round_line(Round(4, (1, 2, 3), record, seconds={"train": 0.1}), 9)
+    assert line == "round 5/9  GSI 2.00  30 clients/s"
+    line = round_line(Round(4, (1,), glad_round([4.0], 2, [2.0]), seconds={"train": 0.1}), 9)
+    assert line == "round 5/9  clipped 1/1  10 clients/s"
 
 
 # ------------------------------------------------------------------------------- real processes

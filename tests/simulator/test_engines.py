@@ -328,7 +328,7 @@ def test_tiny_clients_travel_in_groups():
         found.pool._send = lambda *args: (sent.append(args), send(*args))[1]  # type: ignore
         result = kept(found.train(0, range(100), zeros(), {}))
     assert [u[0] for u in result] == list(range(100))
-    assert 4 <= len(sent) <= 10
+    assert 4 <= len(sent) <= 20
 
 
 def test_groups_give_the_same_bits_as_single_clients():

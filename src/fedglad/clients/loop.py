@@ -7,7 +7,7 @@ optimizer's step and the final difference are single operations on one vector.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from fedglad.layout import split
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Memory = dict[str, Tensor]
+Slots = dict[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +64,28 @@ class Plain:
             if not good:
                 raise ValueError(f"{type(self).__name__}({name}={value!r}): must be {must}")
 
+    remembers: ClassVar[tuple[str, ...]] = ()
+    """Names of the vectors a client keeps from one of its rounds to the next; zeros at first."""
+
+    hears: ClassVar[tuple[str, ...]] = ()
+    """Names of the vectors of the server half's state that are sent with θ; zeros at first."""
+
+    server: ClassVar[Any] = None
+    """The server half, for a method that has one: (mean, extra_sum, count, state) -> state, shift.
+
+    With one, `finish` must return what the client sends beside its update."""
+
     def correct(self, grad: Tensor, w: Tensor, theta: Tensor, memory: Memory, sent: Memory) -> None:
-        """Changes a minibatch gradient in place, before clipping; all are flat vectors."""
+        """Changes a minibatch gradient in place, before clipping.
+
+        All are flat vectors. In the batched engine grad, w and what is in memory are matrices with
+        a row for each client: write it elementwise, and reduce over the last dimension only.
+        """
 
     def finish(
         self, delta: Tensor, steps: int, memory: Memory, sent: Memory
     ) -> tuple[Memory, Tensor | None]:
-        """The client's proposed new memory, and what it sends beside its update."""
+        """The client's proposed new memory, and what it sends beside its update; as `correct`."""
         return memory, None
 
     def batches(self, n: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
@@ -121,6 +137,7 @@ class Workbench:
             )
         self.w = self.layout.pack(parameters)
         self.grad = self.layout.zeros()
+        self.zeros = self.layout.zeros()  # a memory before the first
         values, grads = self.layout.views(self.w), self.layout.views(self.grad)
         for name, parameter in model.named_parameters():
             parameter.data, parameter.grad = values[name], grads[name]
@@ -168,13 +185,14 @@ class Workbench:
         """One client's round; the difference θ − θ_k is written to `out`, if given."""
         if not len(y):
             raise ValueError("the client has no samples")
-        memory, sent = memory or {}, sent or {}
-        torch.manual_seed(int(rng.integers(2**63)))
+        memory = memory or dict.fromkeys(client.remembers, self.zeros)
+        sent = sent or dict.fromkeys(client.hears, self.zeros)
+        seed_torch(int(rng.integers(2**63)), theta.device)
         self.load(theta, buffers)
         self.model.train()
-        move = _MOVES[client.optimizer](client, self.w)
+        slots = start_slots(client, self.w)
         total = client.count(len(y))
-        losses = torch.zeros(())
+        losses = torch.zeros((), device=theta.device)
         for step, batch in enumerate(client.batches(len(y), rng)):
             index = torch.from_numpy(batch)
             self.grad.zero_()
@@ -186,7 +204,7 @@ class Workbench:
                 norm = float(torch.linalg.vector_norm(self.grad))
                 if norm > client.clip_norm:
                     self.grad.mul_(client.clip_norm / (norm + 1e-6))
-            move(self.grad, client.rate(step, total), step)
+            move(client, self.w, self.grad, slots, client.rate(step, total), step)
             for span in self.frozen:  # from weight decay, too
                 self.w[span] = theta[span]
         delta = torch.sub(theta, self.w, out=out)
@@ -195,50 +213,36 @@ class Workbench:
         return Result(delta, kept, total, float(losses) / max(total, 1), new_memory, extra)
 
 
-Move = Callable[[Tensor, float, int], Any]
+def seed_torch(seed: int, device: torch.device) -> None:
+    """Seeds the generator that dropout draws from; torch.manual_seed is a hundred times slower."""
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
-def _sgd(client: Plain, w: Tensor) -> Move:
-    def move(grad: Tensor, lr: float, step: int) -> None:
-        if client.weight_decay:
-            grad.add_(w, alpha=client.weight_decay)
+def start_slots(client: Plain, w: Tensor) -> Slots:
+    """The local optimizer's state: new every round."""
+    return {name: torch.zeros_like(w) for name in _SLOTS[client.optimizer]}
+
+
+def move(client: Plain, w: Tensor, grad: Tensor, slots: Slots, lr: float, step: int) -> None:
+    """One step of the local optimizer in place; on vectors, or on matrices of a row a client."""
+    decoupled = client.optimizer == "adamw"
+    if client.weight_decay and decoupled:
+        w.mul_(1 - lr * client.weight_decay)
+    elif client.weight_decay:
+        grad.add_(w, alpha=client.weight_decay)
+    if client.optimizer == "sgd":
         w.sub_(grad, alpha=lr)
-
-    return move
-
-
-def _sgdm(client: Plain, w: Tensor) -> Move:
-    velocity = torch.zeros_like(w)
-
-    def move(grad: Tensor, lr: float, step: int) -> None:
-        if client.weight_decay:
-            grad.add_(w, alpha=client.weight_decay)
-        velocity.mul_(client.momentum).add_(grad)
-        w.sub_(velocity, alpha=lr)
-
-    return move
-
-
-def _adam(client: Plain, w: Tensor) -> Move:
-    m, v = torch.zeros_like(w), torch.zeros_like(w)
-    (beta1, beta2), decoupled = client.betas, client.optimizer == "adamw"
-
-    def move(grad: Tensor, lr: float, step: int) -> None:
-        if client.weight_decay and decoupled:
-            w.mul_(1 - lr * client.weight_decay)
-        elif client.weight_decay:
-            grad.add_(w, alpha=client.weight_decay)
+    elif client.optimizer == "sgdm":
+        w.sub_(slots["m"].mul_(client.momentum).add_(grad), alpha=lr)
+    else:
+        (beta1, beta2), m, v = client.betas, slots["m"], slots["v"]
         m.lerp_(grad, 1 - beta1)
         v.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
         root = (v.sqrt() / math.sqrt(1 - beta2 ** (step + 1))).add_(client.eps)
         w.addcdiv_(m, root, value=-lr / (1 - beta1 ** (step + 1)))
 
-    return move
 
-
-_MOVES: dict[str, Callable[[Plain, Tensor], Move]] = {
-    "sgd": _sgd,
-    "sgdm": _sgdm,
-    "adam": _adam,
-    "adamw": _adam,
-}
+_SLOTS = {"sgd": (), "sgdm": ("m",), "adam": ("m", "v"), "adamw": ("m", "v")}

@@ -1,9 +1,11 @@
-"""Engines: where clients train. serial is the reference, local a pool of processes.
+"""Engines: where clients train. serial is the reference, local a pool of processes, batched vmap.
 
-May import records, rng, layout, clients and samplers; imported by the round loop.
+May import records, rng, layout, clients, samplers and memory; imported by the round loop.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,12 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from fedglad.clients.loop import Loss, Memory, Plain, Result, Workbench
+from fedglad.memory import Memories
 from fedglad.records import Failure, Update
 from fedglad.rng import stream
 
 Packed = tuple[Tensor, Mapping[str, Tensor]]
 """A model as `Server.packed` gives it: the parameters in one vector, and the buffers."""
 
+CPU = torch.device("cpu")
+DEVICE = "auto: a GPU where there is one; or cpu, cuda, cuda:1, ..."
+GROUP_BYTES = 1 << 20  # tiny updates are trained, and handed over, in groups of about this size
 CHUNK = 1000  # test samples evaluated at a time: sums over fixed chunks, so the bits are the same
 
 
@@ -39,6 +45,7 @@ class Job:
     client: Plain
     loss: Loss
     seed: int
+    memories: Memories | None = None  # for a method that has them
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,10 @@ class Call:
     theta: Tensor
     buffers: Mapping[str, Tensor]
     sent: Memory
+
+
+Group = list[Update | Failure]
+"""What consecutive clients of a cohort brought; it is valid until the next group is asked for."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +77,7 @@ class Engine(Protocol):
         cohort: Sequence[int],
         packed: Packed,
         sent: Memory,
-    ) -> Iterator[Update | Failure]:
+    ) -> Iterator[Group]:
         """The cohort's updates, in its order."""
         ...
 
@@ -82,16 +93,41 @@ class Engine(Protocol):
 class Worker:
     """One bench and the work that can be done on it: the same code in every engine."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, device: torch.device) -> None:
         self.job = job
-        self.bench = Workbench(job.build(), job.loss)
+        self.device = device
+        self.bench = Workbench(job.build().to(device), job.loss)
         self.test = job.data.test()
 
-    def train(self, call: Call, client: int, out: Tensor | None = None) -> Result:
-        x, y = self.job.data.client(client)
-        rng = stream(self.job.seed, "client", call.t, client)
-        return self.bench.train(
-            self.job.client, call.theta, call.buffers, x, y, rng, sent=call.sent, out=out
+    def train(self, call: Call, client: int, version: int, out: Tensor | None = None) -> Result:
+        """One client's round, with the memory of that version; `call` is on the device."""
+        job, device = self.job, self.device
+        x, y = job.data.client(client)
+        rng = stream(job.seed, "client", call.t, client)
+        memory = job.memories.read(client, version) if job.memories else {}
+        result = self.bench.train(
+            job.client,
+            call.theta,
+            call.buffers,
+            x.to(device),
+            y.to(device),
+            rng,
+            memory=_on(memory, device),
+            sent=call.sent,
+            out=out if device.type == "cpu" else None,
+        )
+        if device.type != "cpu":
+            result.delta = result.delta.cpu() if out is None else out.copy_(result.delta)
+            result.buffers, result.memory = _on(result.buffers, CPU), _on(result.memory, CPU)
+            result.extra = None if result.extra is None else result.extra.cpu()
+        if job.memories:
+            job.memories.propose(client, call.t, result.memory)
+        return result
+
+    def call(self, t: int, packed: Packed, sent: Memory) -> Call:
+        """What the clients of a round are sent, on the device."""
+        return Call(
+            t, packed[0].to(self.device), _on(packed[1], self.device), _on(sent, self.device)
         )
 
     @staticmethod
@@ -106,7 +142,7 @@ class Worker:
         self.bench.load(theta, buffers)
         model = self.bench.model.eval()
         part = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
-        x, y = self.test[0][part], self.test[1][part]
+        x, y = self.test[0][part].to(self.device), self.test[1][part].to(self.device)
         scores = model(x)
         return float(self.job.loss(scores, y)) * len(y), int((scores.argmax(dim=1) == y).sum())
 
@@ -128,7 +164,38 @@ def as_update(job: Job, client: int, result: Result) -> Update:
     )
 
 
+def find_device(name: str) -> torch.device:
+    """The device of a name; auto: a GPU where there is one."""
+    # Asked through the driver's library: CUDA itself must not start before workers are forked.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device = {name!r}: choose auto, cpu, cuda, cuda:1, ...") from None
+    if device.type != "cpu" and not getattr(torch, device.type).is_available():
+        raise ValueError(f"device = {name!r}: there is none here; choose auto or cpu")
+    return device
+
+
+def _on(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    return {name: value.to(device) for name, value in tensors.items()}
+
+
+@contextmanager
+def threads(count: int) -> Generator[None]:
+    """Work that must not depend on the number of threads there happen to be."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 REGISTRY: dict[str, Any] = {
     "serial": "fedglad.engines.serial:Serial",
     "local": "fedglad.engines.local:Local",
+    "batched": "fedglad.engines.batched:Batched",
 }

@@ -15,11 +15,24 @@ import torch
 from torch import Tensor
 
 from fedglad.clients.loop import Memory, Result, Workbench
-from fedglad.engines import Call, Evaluation, Job, Packed, Worker, as_update
+from fedglad.engines import (
+    DEVICE,
+    GROUP_BYTES,
+    Evaluation,
+    Group,
+    Job,
+    Packed,
+    Worker,
+    as_update,
+    find_device,
+    threads,
+)
 from fedglad.engines.pool import TRIES, Lost, Pool, Serve
-from fedglad.records import Failure, Update
+from fedglad.records import Failure
 
-GROUP_BYTES = 1 << 20  # tiny updates are asked for in groups of about this size
+SHARE = (
+    4  # groups a worker gets in a round, if there are enough clients: none waits long at the end
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +40,7 @@ class Local:
     """Worker processes on this machine, one thread each."""
 
     workers: Annotated[int | Literal["auto"], "processes; auto: one a core"] = "auto"
+    device: Annotated[str, DEVICE] = "auto"
     client_timeout: Annotated[float, "seconds until a client is given up; 0: never"] = 0
 
     def __post_init__(self) -> None:
@@ -37,50 +51,65 @@ class Local:
 
     def start(self, job: Job) -> "LocalEngine":
         workers = os.cpu_count() or 1 if self.workers == "auto" else self.workers
-        return LocalEngine(job, workers, self.client_timeout)
+        return LocalEngine(job, workers, find_device(self.device), self.client_timeout)
 
 
 class LocalEngine:
     """At most 2 × workers groups of updates are in flight, whatever the cohort."""
 
-    def __init__(self, job: Job, workers: int, client_timeout: float) -> None:
+    def __init__(self, job: Job, workers: int, device: torch.device, client_timeout: float) -> None:
         self.job = job
         self.workers = workers
+        self.device = device
         self.client_timeout = client_timeout
         layout = Workbench(job.build(), job.loss).layout  # refuses what cannot be trained
         self.theta = layout.zeros().share_memory_()
+        self.sent = {name: layout.zeros().share_memory_() for name in job.client.hears}
         size = layout.size * self.theta.element_size()
         # A client that hangs must be told from its neighbours.
         self.largest = 1 if client_timeout else max(1, GROUP_BYTES // size)
         shape = (2 * self.workers, self.largest, layout.size)
         self.slots = torch.zeros(shape, dtype=layout.dtype).share_memory_()
+        self.extras = torch.zeros_like(self.slots).share_memory_() if job.client.server else None
         # How often each client's worker has died under it: it must not take its group along.
-        self.deaths = torch.zeros(shape[:2], dtype=torch.int32).share_memory_()
+        self.deaths = torch.zeros(shape[:2], dtype=torch.int32).share_memory_().numpy()
         self.test_size = len(job.data.test()[1])
         self.pool = Pool(self.workers, self._begin)
 
-    def train(
-        self, t: int, cohort: Sequence[int], packed: Packed, sent: Memory
-    ) -> Iterator[Update | Failure]:
+    def train(self, t: int, cohort: Sequence[int], packed: Packed, sent: Memory) -> Iterator[Group]:
         self.theta.copy_(packed[0])
-        self.deaths.zero_()
-        # Two groups a worker at least, so that none waits long for the other at the end.
-        group = min(self.largest, max(1, -(-len(cohort) // (2 * self.workers))))
-        groups = [cohort[k : k + group] for k in range(0, len(cohort), group)]
-        told = (t, _arrays(packed[1]), _arrays(sent))
-        messages = [("train", (*told, clients)) for clients in groups]
-        answers = self.pool.run(messages, self.client_timeout, tries=TRIES * group + 1)
-        for k, (clients, results) in enumerate(zip(groups, answers, strict=True)):
-            for at, client in enumerate(clients):
-                result = results if isinstance(results, Lost) else results[at]
-                if isinstance(result, Result):
-                    result.delta = self.slots[k % len(self.slots), at]
-                    yield as_update(self.job, client, result)
-                elif isinstance(result, Lost):
-                    yield Failure(client, result.reason)
-                else:
-                    yield Failure(client, *result)
-            self.deaths[k % len(self.slots)] = 0
+        for name, vector in self.sent.items():
+            vector.copy_(sent[name]) if name in sent else vector.zero_()
+        self.deaths[:] = 0
+        size = min(self.largest, max(1, -(-len(cohort) // (SHARE * self.workers))))
+        groups = [cohort[k : k + size] for k in range(0, len(cohort), size)]
+        buffers, memories = _arrays(packed[1]), self.job.memories
+        messages = [
+            ("train", (t, buffers, [(k, memories.version(k) if memories else 0) for k in group]))
+            for group in groups
+        ]
+        answers = self.pool.run(messages, self.client_timeout, tries=TRIES * size + 1)
+        with threads(1):  # also for the caller, between groups: the workers have the cores
+            for k, (clients, results) in enumerate(zip(groups, answers, strict=True)):
+                slot = k % len(self.slots)
+                yield self._group(slot, clients, results)
+                self.deaths[slot] = 0
+
+    def _group(self, slot: int, clients: Sequence[int], results: Any) -> Group:
+        if isinstance(results, Lost):
+            return [Failure(client, results.reason) for client in clients]
+        group: Group = []
+        deltas = self.slots[slot].unbind()
+        extras = [None] * len(deltas) if self.extras is None else self.extras[slot].unbind()
+        answers = zip(clients, results, deltas, extras, strict=False)
+        for client, (told, *rest), delta, extra in answers:
+            if isinstance(told, str):
+                group.append(Failure(client, told, *rest))
+            else:
+                buffers, loss, has_extra = rest
+                result = Result(delta, buffers, told, loss, extra=extra if has_extra else None)
+                group.append(as_update(self.job, client, result))
+        return group
 
     def evaluate(self, packed: Packed) -> Evaluation:
         self.theta.copy_(packed[0])
@@ -96,24 +125,26 @@ class LocalEngine:
 
     def _begin(self) -> Serve:
         """Runs in each worker."""
-        worker = Worker(self.job)
+        worker = Worker(self.job, self.device)
 
-        def train(slot: int, t: int, buffers: Any, sent: Any, clients: Sequence[int]) -> list[Any]:
-            call = Call(t, self.theta, _tensors(buffers), _tensors(sent))
+        def train(slot: int, t: int, buffers: Any, clients: Sequence[tuple[int, int]]) -> list[Any]:
+            call = worker.call(t, (self.theta, _tensors(buffers)), self.sent)
+            deltas, deaths = self.slots[slot].unbind(), self.deaths[slot]
             answers: list[Any] = []
-            for at, client in enumerate(clients):
-                if self.deaths[slot, at] >= TRIES:
+            for at, (client, version) in enumerate(clients):
+                if deaths[at] >= TRIES:
                     answers.append((f"its worker died {TRIES} times",))
                     continue
-                self.deaths[slot, at] += 1  # taken back if it lives
+                deaths[at] += 1  # taken back if it lives
                 try:
-                    result = worker.train(call, client, out=self.slots[slot, at])
-                    result.delta = torch.empty(0)  # it is in the slot
-                    result.buffers = _arrays(result.buffers)
-                    answers.append(result)
+                    result = worker.train(call, client, version, out=deltas[at])
+                    if self.extras is not None and result.extra is not None:
+                        self.extras[slot, at] = result.extra
+                    has_extra = result.extra is not None
+                    answers.append((result.steps, _arrays(result.buffers), result.loss, has_extra))
                 except Exception as error:
                     answers.append((f"{type(error).__name__}: {error}", traceback.format_exc()))
-                self.deaths[slot, at] -= 1
+                deaths[at] -= 1
             return answers
 
         def evaluate(slot: int, buffers: Any, chunk: int) -> tuple[float, int]:

@@ -1,14 +1,24 @@
 """One client after the other in this process: the reference, and the one to debug with."""
 
 import traceback
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-import torch
+from typing import Annotated
 
 from fedglad.clients.loop import Memory
-from fedglad.engines import Call, Evaluation, Job, Packed, Worker, as_update
+from fedglad.engines import (
+    DEVICE,
+    GROUP_BYTES,
+    Call,
+    Evaluation,
+    Group,
+    Job,
+    Packed,
+    Worker,
+    as_update,
+    find_device,
+    threads,
+)
 from fedglad.records import Failure, Update
 
 
@@ -16,50 +26,41 @@ from fedglad.records import Failure, Update
 class Serial:
     """One client after the other in this process."""
 
+    device: Annotated[str, DEVICE] = "auto"
+
     def start(self, job: Job) -> "SerialEngine":
-        return SerialEngine(job)
+        return SerialEngine(Worker(job, find_device(self.device)))
 
 
 class SerialEngine:
     """Trains with one thread, as every engine does, so that the bits are the same in all."""
 
-    def __init__(self, job: Job) -> None:
-        self.worker = Worker(job)
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        layout = worker.bench.layout
+        self.group = max(1, GROUP_BYTES // (layout.size * layout.dtype.itemsize))
 
-    def train(
-        self,
-        t: int,
-        cohort: Sequence[int],
-        packed: Packed,
-        sent: Memory,
-    ) -> Iterator[Update | Failure]:
-        theta, buffers = packed[0].clone(), {n: b.clone() for n, b in packed[1].items()}
-        call = Call(t, theta, buffers, sent)
-        for client in cohort:
-            try:
-                with one_thread():
-                    result = self.worker.train(call, client)
-            except Exception as error:
-                yield Failure(client, f"{type(error).__name__}: {error}", traceback.format_exc())
-            else:
-                yield as_update(self.worker.job, client, result)
+    def train(self, t: int, cohort: Sequence[int], packed: Packed, sent: Memory) -> Iterator[Group]:
+        own = packed[0].clone(), {name: value.clone() for name, value in packed[1].items()}
+        call = self.worker.call(t, own, sent)
+        for k in range(0, len(cohort), self.group):
+            with threads(1):
+                group = [self._client(call, client) for client in cohort[k : k + self.group]]
+            yield group
+
+    def _client(self, call: Call, client: int) -> Update | Failure:
+        memories = self.worker.job.memories
+        try:
+            result = self.worker.train(call, client, memories.version(client) if memories else 0)
+        except Exception as error:
+            return Failure(client, f"{type(error).__name__}: {error}", traceback.format_exc())
+        return as_update(self.worker.job, client, result)
 
     def evaluate(self, packed: Packed) -> Evaluation:
-        with one_thread():
+        with threads(1):
             n = len(self.worker.test[1])
             sums = [self.worker.evaluate(*packed, chunk) for chunk in range(Worker.chunks(n))]
             return Worker.summary(sums, n)
 
     def close(self) -> None:
         pass
-
-
-@contextmanager
-def one_thread() -> Generator[None]:
-    """Work that must not depend on the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

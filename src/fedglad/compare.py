@@ -1,0 +1,296 @@
+"""Runs side by side: mean and spread over the seeds, and paired differences to a baseline."""
+
+import json
+import math
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, TypeGuard
+
+from fedglad.runs import Run
+
+SEEDS = ("seed", "data.seed")
+"""What repetitions of a run differ in; all other keys, but the engine's, tell groups apart."""
+
+METRIC = "last10_accuracy"
+FINAL = "final_accuracy"
+
+Seed = tuple[Any, ...]
+
+
+class CompareError(ValueError):
+    """Runs that cannot be compared; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A finished run: its settings with dotted keys, and its values of SEEDS."""
+
+    folder: Path
+    settings: Mapping[str, Any]
+    seed: Seed
+    summary: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """The same for all repetitions."""
+        return json.dumps(self.settings, sort_keys=True, default=str)
+
+    def value(self, metric: str) -> float:
+        """One number of the summary."""
+        found = self.summary.get(metric)
+        if not _is_number(found):
+            numbers = [name for name, value in self.summary.items() if _is_number(value)]
+            raise CompareError(
+                f"{self.folder}/summary.json has no number {metric!r}: choose from "
+                f"{', '.join(numbers)}"
+            )
+        return float(found)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A group minus the baseline, seed by seed; the interval is Student's, 95 %, from n = 3 on."""
+
+    seeds: list[dict[str, Any]]
+    values: list[float]
+    mean: float
+    interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Repetitions of one configuration; `config` has the keys in which the groups differ."""
+
+    label: str
+    config: dict[str, Any]
+    runs: list[str]
+    seeds: list[dict[str, Any]]
+    values: list[float]
+    mean: float
+    std: float | None
+    final_mean: float
+    difference: Difference | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The groups, the baseline first, and what a reader has to know beside the numbers."""
+
+    metric: str
+    baseline: str
+    groups: list[Group]
+    notes: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as JSON types."""
+        return asdict(self)
+
+
+def compare(
+    paths: Sequence[str | Path], *, metric: str = METRIC, baseline: str | None = None
+) -> Comparison:
+    """Compares finished runs, given as run folders or as folders of run folders.
+
+    Groups come in the order in which they are met; the first is the baseline, unless `baseline`
+    is the label of another or a part of it.
+    """
+    entries, notes = _read(list(dict.fromkeys(p for path in paths for p in _expand(Path(path)))))
+    cells: dict[str, dict[Seed, Entry]] = {}
+    for entry in entries:
+        cell = cells.setdefault(entry.key, {})
+        if entry.seed in cell:
+            first = cell[entry.seed].folder
+            notes.append(f"{entry.folder} is left out: the same configuration as {first}")
+        else:
+            cell[entry.seed] = entry
+    parts = list(cells.values())
+    configs = _differing([next(iter(cell.values())).settings for cell in parts])
+    labels = [label(config) or "all runs" for config in configs]
+    base = _find(labels, baseline) if baseline else 0
+    groups: list[Group] = []
+    for k in sorted(range(len(parts)), key=lambda k: k != base):
+        reason = _unpaired(parts[base], parts[k])
+        if reason:
+            notes.append(f"{labels[k]} is not paired with {labels[base]}: {reason}")
+        paired = {} if k == base or reason else parts[base]
+        groups.append(_group(labels[k], configs[k], parts[k], paired, metric))
+    return Comparison(metric, labels[base], groups, notes)
+
+
+def label(settings: Mapping[str, Any]) -> str:
+    """Settings in one line, as the command line takes them.
+
+    >>> label({"adapter.name": "glad", "adapter.gamma": 0.02})
+    'adapter.name=glad adapter.gamma=0.02'
+    """
+    return " ".join(
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in settings.items()
+    )
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """mean ± t·s/√n, where two values or fewer are too few to speak of one."""
+    if len(values) < 3:
+        return None
+    half = students_t(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return fmean(values) - half, fmean(values) + half
+
+
+def students_t(df: int, level: float = 0.95) -> float:
+    """The t with P(|T| ≤ t) = level for `df` degrees of freedom, by bisection.
+
+    With θ = atan(t/√df), P is a finite sum of powers of cos θ (Abramowitz and Stegun 26.7.3-4).
+
+    >>> round(students_t(2), 3)
+    4.303
+    """
+
+    def within(theta: float) -> float:
+        odd = df % 2
+        term, total = (math.cos(theta) if odd else 1.0), 0.0
+        for k in range(1 + odd, df, 2):
+            total += term
+            term *= math.cos(theta) ** 2 * k / (k + 1)
+        total *= math.sin(theta)
+        return 2 / math.pi * (theta + total) if odd else total
+
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if within(middle) < level else (low, middle)
+    return math.sqrt(df) * math.tan(low)
+
+
+def _expand(path: Path) -> list[Path]:
+    """A run's own folder, or the runs in a folder in the order in which they were started."""
+    if not path.is_dir():
+        raise CompareError(f"there is no folder {path}")
+    if (path / "config.toml").is_file():
+        return [path]
+    found = [config.parent for config in path.glob("*/config.toml")]
+    if not found:
+        raise CompareError(f"{path} holds no run: there is no config.toml in it or one level below")
+    return sorted(found, key=lambda run: ((run / "config.toml").stat().st_mtime_ns, run.name))
+
+
+def _read(folders: Iterable[Path]) -> tuple[list[Entry], list[str]]:
+    """The finished runs, and a note for each of the others."""
+    entries: list[Entry] = []
+    notes: list[str] = []
+    for folder in {path.resolve(): path for path in folders}.values():
+        config, summary = _config(folder), _summary(folder)
+        if summary is None:
+            rounds = f"{len(Run(folder).rounds())} of {config.get('rounds', '?')} rounds"
+            notes.append(f"{folder} is left out: unfinished, {rounds}")
+            continue
+        flat = _flat({key: value for key, value in config.items() if key != "engine"})
+        seed = tuple(flat.pop(key, None) for key in SEEDS)
+        entries.append(Entry(folder, flat, seed, summary))
+    if not entries:
+        raise CompareError("; ".join(["there is no finished run to compare", *notes]))
+    return entries, notes
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """As plain TOML: a complete file needs no class to be read."""
+    try:
+        return tomllib.loads((folder / "config.toml").read_text("utf-8"))
+    except (ValueError, OSError) as error:
+        raise CompareError(f"{folder}/config.toml cannot be read: {error}") from None
+
+
+def _summary(folder: Path) -> dict[str, Any] | None:
+    try:
+        summary = Run(folder).summary
+    except (ValueError, OSError) as error:
+        raise CompareError(f"{folder}/summary.json cannot be read: {error}") from None
+    if summary is not None and not isinstance(summary, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise CompareError(f"{folder}/summary.json is no summary: {summary!r}")
+    return summary
+
+
+def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys; a table inside a section stays a value."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{key}.{name}": inner for name, inner in value.items()}
+        else:
+            flat[key] = value
+    return flat
+
+
+def _differing(all_settings: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of each, the keys in which it differs; in a section, from those with the same name.
+
+    What another class has for its fields says nothing: its name stands for them.
+    """
+    found: list[dict[str, Any]] = []
+    for settings in all_settings:
+        told: dict[str, Any] = {}
+        for key in sorted(settings, key=lambda key: (key.partition(".")[0], key[-5:] != ".name")):
+            name = f"{key.partition('.')[0]}.name"
+            alike = [s for s in all_settings if key == name or s.get(name) == settings.get(name)]
+            if any(s.get(key) != settings[key] for s in alike):
+                told[key] = settings[key]
+        found.append(told)
+    return found
+
+
+def _find(labels: list[str], text: str) -> int:
+    exact = [k for k, found in enumerate(labels) if found == text]
+    matching = exact or [k for k, found in enumerate(labels) if text in found]
+    if len(matching) != 1:
+        many = "matches no group" if not matching else "matches several groups"
+        raise CompareError(f"baseline {text!r} {many}: choose from {'; '.join(labels)}")
+    return matching[0]
+
+
+def _unpaired(base: Mapping[Seed, Entry], other: Mapping[Seed, Entry]) -> str:
+    """Why a difference by seed would mean nothing; empty if it means something."""
+    first, second = (next(iter(cell.values())).settings for cell in (base, other))
+    for section, what in {"data": "data", "sampler": "cohorts"}.items():
+        own = [{k: v for k, v in s.items() if k.startswith(f"{section}.")} for s in (first, second)]
+        if own[0] != own[1]:
+            return f"the {what} differ"
+    return "" if base.keys() & other.keys() else "they have no seed in common"
+
+
+def _group(
+    name: str,
+    config: dict[str, Any],
+    cell: Mapping[Seed, Entry],
+    base: Mapping[Seed, Entry],
+    metric: str,
+) -> Group:
+    values = [entry.value(metric) for entry in cell.values()]
+    return Group(
+        label=name,
+        config=config,
+        runs=[str(entry.folder) for entry in cell.values()],
+        seeds=[_named(seed) for seed in cell],
+        values=values,
+        mean=fmean(values),
+        std=stdev(values) if len(values) > 1 else None,
+        final_mean=fmean(entry.value(FINAL) for entry in cell.values()),
+        difference=_difference(cell, base, metric) if base else None,
+    )
+
+
+def _difference(cell: Mapping[Seed, Entry], base: Mapping[Seed, Entry], metric: str) -> Difference:
+    common = [seed for seed in cell if seed in base]
+    values = [cell[seed].value(metric) - base[seed].value(metric) for seed in common]
+    return Difference([_named(s) for s in common], values, fmean(values), interval(values))
+
+
+def _named(seed: Seed) -> dict[str, Any]:
+    named = zip(SEEDS, seed, strict=True)
+    return {key: value for key, value in named if value is not None}
+
+
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
