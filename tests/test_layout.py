@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedglad import Server
 from fedglad.aggregate import norms_sq
-from fedglad.layout import BLOCK, LARGE, ROW, Layout, split
+from fedglad.layout import BLOCK, LARGE, ROW, SMALL_ROW, Layout, split
 
 EDGES = sorted(
     {
@@ -73,16 +73,16 @@ def covered(slices: list[slice]) -> list[tuple[int, int]]:
 def test_blocks_tile_the_vector_and_pieces_tile_every_tensor(model: list[tuple[int, ...]]):
     layout = Layout(named(model), {})
     assert covered([block.span for block in layout.blocks]) == [(0, layout.size)]
-    assert layout.size % ROW == 0
+    assert layout.size % layout.row == 0
     pieces: list[list[slice]] = [[] for _ in model]
     for block in layout.blocks:
         start = block.span.start
         assert block.size == block.span.stop - start <= BLOCK
-        assert start % ROW == 0
+        assert start % layout.row == 0
         places = [piece.place for piece in block.pieces]
         assert covered([*places, *block.gaps]) == [(0, block.size)]
         for piece in block.pieces:
-            assert piece.place.start % ROW == 0
+            assert piece.place.start % layout.row == 0
             assert start + piece.place.start == layout.starts[piece.index] + piece.span.start
             assert piece.place.stop - piece.place.start == piece.span.stop - piece.span.start
             pieces[piece.index].append(piece.span)
@@ -97,8 +97,8 @@ def test_blocks_tile_the_vector_and_pieces_tile_every_tensor(model: list[tuple[i
 @settings(max_examples=100)
 def test_rows_belong_to_one_tensor_each(model: list[tuple[int, ...]]):
     layout = Layout(named(model), {})
-    counts = [-(-n // ROW) for n in layout.numels]
-    assert sum(counts) * ROW == layout.size
+    counts = [-(-n // layout.row) for n in layout.numels]
+    assert sum(counts) * layout.row == layout.size
     owners = np.repeat(np.arange(len(model)), counts).astype(float)
     assert layout.per_tensor(np.ones_like(owners)).tolist() == counts
     assert layout.per_tensor(owners).tolist() == [k * count for k, count in enumerate(counts)]
@@ -137,8 +137,8 @@ def test_views_write_through_to_the_vector():
     layout = Layout(named([(2, 3), ()]), {})
     flat = layout.zeros()
     layout.views(flat)["t1"].fill_(7)
-    assert flat.nonzero().tolist() == [[ROW]]
-    assert flat[ROW] == 7
+    assert flat.nonzero().tolist() == [[SMALL_ROW]]
+    assert flat[SMALL_ROW] == 7
 
 
 @pytest.mark.parametrize(

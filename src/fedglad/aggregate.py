@@ -4,14 +4,14 @@ Memory bandwidth is what limits a server, so the flat vector is worked through i
 the cache: a block of an update is read from memory once, added, and measured while it is there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from fedglad.layout import BLOCK, ROW, Block, Layout
+from fedglad.layout import BLOCK, Block, Layout
 from fedglad.validate import Source
 
 TINY = 1e-30  # squared norms below it may have lost float32 squares to underflow: sum them again
@@ -36,7 +36,7 @@ class Sum:
 
     def finish(self, block: Block, factor: float) -> None:
         x = self.flat[block.span].mul_(factor)
-        self._rows.append(vector_norm(x.view(-1, ROW), dim=1))
+        self._rows.append(vector_norm(x.view(-1, self.layout.row), dim=1))
 
     def mean_sq(self, factor: float) -> np.ndarray:
         """‖ḡ‖² of each tensor of the mean, factor · Σ w·x, which `flat` then is."""
@@ -45,7 +45,31 @@ class Sum:
             for block in self.layout.blocks:
                 self.finish(block, factor)
         assert self.factor == factor
-        return _squares(self.layout, [self._rows], [self.flat], self.flat)[0]
+        return _squares(self.layout, [_joined(self._rows)], [self.flat], self.flat)[0]
+
+
+class BufferMean:
+    """Buffers of trained models: floats are averaged by weight, counters take the maximum."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.kinds = layout.buffers
+        self.sums: dict[str, Tensor] = {}
+        self.weight = 0.0
+
+    def add(self, buffers: Mapping[str, Tensor], weight: float) -> None:
+        self.weight += weight if buffers else 0.0
+        for name, value in buffers.items():
+            old = self.sums.get(name)
+            if value.is_floating_point():
+                part = value.double() * weight
+                self.sums[name] = part if old is None else old + part
+            else:
+                self.sums[name] = value.clone() if old is None else torch.maximum(old, value)
+
+    def mean(self) -> dict[str, Tensor]:
+        """The new buffers, in their own dtypes; empty if no update brought any."""
+        means = {n: s / self.weight if s.is_floating_point() else s for n, s in self.sums.items()}
+        return {name: mean.to(self.kinds[name][1]) for name, mean in means.items()}
 
 
 def sweep(
@@ -60,6 +84,9 @@ def sweep(
 
     A source that holds a trained model counts as `base` − θ_k. A bare tensor is a packed vector.
     """
+    if measure and not into and len(layout.blocks) == 1 and (vectors := _vectors(sources)):
+        stacked = torch.stack(vectors).view(len(vectors), -1, layout.row)
+        return _squares(layout, vector_norm(stacked, dim=2).cpu().numpy(), sources, base)
     scratch = torch.empty(min(BLOCK, layout.size), dtype=layout.dtype, device=layout.device)
     rows: list[list[Tensor]] = [[] for _ in sources]
     for block in layout.blocks:
@@ -74,19 +101,34 @@ def sweep(
                 else:
                     target.add_(x, alpha=weights[k])
             if measure:
-                rows[k].append(vector_norm(x.view(-1, ROW), dim=1))
+                rows[k].append(vector_norm(x.view(-1, layout.row), dim=1))
         for total, _ in into:
             if total.factor is not None:
                 total.finish(block, total.factor)
     for total, _ in into:
         total.empty = False
-    return _squares(layout, rows, sources, base) if measure else np.empty((0, len(layout.names)))
+    if not measure:
+        return np.empty((0, len(layout.names)))
+    return _squares(layout, [_joined(found) for found in rows], sources, base)
+
+
+def _vectors(sources: Sequence[Source | Tensor]) -> list[Tensor]:
+    """The packed vectors of the sources; none unless they all are."""
+    found = [s if isinstance(s, Tensor) else s.tensors for s in sources]
+    vectors = [x for x in found if isinstance(x, Tensor)]
+    return vectors if len(vectors) == len(found) else []
+
+
+def _joined(rows: list[Tensor]) -> np.ndarray:
+    return torch.cat(rows).cpu().numpy()
 
 
 def _squares(
-    layout: Layout, rows: list[list[Tensor]], sources: Sequence[Source | Tensor], base: Tensor
+    layout: Layout,
+    norms: np.ndarray | list[np.ndarray],  # of the rows, (k, row)
+    sources: Sequence[Source | Tensor],
+    base: Tensor,
 ) -> np.ndarray:
-    norms = [torch.cat(found).cpu().numpy() for found in rows]
     squares = layout.per_tensor(np.square(norms, dtype=np.float64))
     for k, i in zip(*np.nonzero(squares < TINY), strict=True):
         squares[k, i] = _small(layout, int(i), sources[k], base)
@@ -100,7 +142,7 @@ def norms_sq(layout: Layout, flat: Tensor) -> np.ndarray:
 
 def products(layout: Layout, a: Tensor, b: Tensor) -> np.ndarray:
     """⟨a, b⟩ of each tensor of two packed vectors."""
-    rows = [(a[x.span] * b[x.span]).view(-1, ROW).sum(1) for x in layout.blocks]
+    rows = [(a[x.span] * b[x.span]).view(-1, layout.row).sum(1) for x in layout.blocks]
     return layout.per_tensor(torch.cat(rows).double().cpu().numpy())
 
 
@@ -126,11 +168,10 @@ def _read(
 
     The caller has zeroed the block's padding in scratch; base's is zero, so it stays so.
     """
-    if isinstance(source, Tensor):
-        return source[block.span]
-    tensors = source.tensors
+    tensors = source if isinstance(source, Tensor) else source.tensors
     if isinstance(tensors, Tensor):
-        return tensors[block.span]
+        return tensors if block.size == layout.size else tensors[block.span]
+    assert isinstance(source, Source)
     whole = block.whole
     if whole and (x := tensors[whole.index]).dtype == layout.dtype and x.device == layout.device:
         x = x[whole.span]

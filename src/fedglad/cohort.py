@@ -5,21 +5,31 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from fedglad.aggregate import Sum, pack, sweep
+from fedglad.aggregate import BufferMean, Sum, pack, sweep
 from fedglad.filters import Filter
 from fedglad.gram import Gram, trimmed_mean
 from fedglad.layout import Layout
-from fedglad.records import Failure, Update, indicator
-from fedglad.validate import MAX_NORM, Content, Gate, Rejected, Source, as_number, open_update
+from fedglad.records import Bundle, Failure, Several, Update, indicator
+from fedglad.validate import (
+    MAX_NORM,
+    WEIGHTS,
+    Content,
+    Gate,
+    Rejected,
+    Source,
+    as_number,
+    have_padding,
+    open_update,
+)
 from fedglad.weights import Client, Samples, State
 
-WINDOW = 32  # updates of a list that are measured together: bounds the memory for row norms
+STACKED = 1 << 20  # elements of small updates that are measured as one matrix
+WINDOW = 1 << 31  # elements of a list's updates measured together: bounds the memory for row norms
 
 
 class Skipped(Exception):
@@ -89,9 +99,9 @@ class Intake:
         """Adds each update and lets it go.
 
         An iterator may reuse its memory, so each item is measured, judged, and added before the
-        next is asked for; an item that is a list of updates is so as a whole. A list can be read
-        again: it is added while it is measured, and once more without them in the rare round in
-        which some are rejected. Same order, same bits.
+        next is asked for; Several or a Bundle as a whole. A list can be read again: it is added
+        while it is measured, and once more without them in the rare round in which some are
+        rejected. Same order, same bits.
         """
         filter = self.plan.filter
         unfiltered = Sum(self.plan.layout) if filter.scales else self.total
@@ -99,7 +109,7 @@ class Intake:
             self._take_list(updates, unfiltered)
         else:
             for group in _groups(updates):
-                opened = [found for update in group if (found := self._open(update))]
+                opened = self._open_all(group)
                 squares = self._sweep([source for _, source in opened])
                 self._add(self._judged(opened, squares), unfiltered)
         self._require_enough()
@@ -108,11 +118,12 @@ class Intake:
         mean_sq = self.total.mean_sq(factor)
         plain_sq = unfiltered.mean_sq(factor) if filter.scales else mean_sq
         gsi = _gsi_all(sq, plain_sq, shares)
-        clips = np.array([filter.scale(m.norm) for m in self.members])
-        return Taken(self.total.flat, shares, sq * clips[:, None] ** 2, mean_sq, gsi)
+        if filter.scales:
+            sq *= np.array([filter.scale(m.norm) for m in self.members])[:, None] ** 2
+        return Taken(self.total.flat, shares, sq, mean_sq, gsi)
 
     def _take_list(self, updates: Sequence[Any], unfiltered: Sum) -> None:
-        opened = [found for update in updates if (found := self._open(update))]
+        opened = self._open_all(updates)
         sources = [source for _, source in opened]
         if self.plan.filter.scales or not sources:
             self._add(self._judged(opened, self._sweep(sources)), unfiltered)
@@ -130,18 +141,19 @@ class Intake:
     def _judged(
         self, opened: Sequence[tuple[dict[str, Any], Source]], squares: np.ndarray
     ) -> list[Member]:
-        pairs = zip(opened, squares, strict=True)
-        return [member for found, sq in pairs if (member := self._judge(*found, sq))]
+        pairs = zip(opened, squares, _norms_sq(squares), strict=True)
+        judged = (self._judge(*found, sq, norm_sq) for found, sq, norm_sq in pairs)
+        return [member for member in judged if member]
 
     def _add(self, members: list[Member], unfiltered: Sum) -> None:
         """Adds updates that were let in, by their weights relative to the round's first."""
         if not members:
             return
         plain = [m.weight / self.members[0].weight for m in members]
-        clipped = [w * self.plan.filter.scale(m.norm) for w, m in zip(plain, members, strict=True)]
-        into = [(self.total, clipped)]
+        into = [(unfiltered, plain)]
         if unfiltered is not self.total:
-            into.append((unfiltered, plain))
+            norms = zip(plain, members, strict=True)
+            into.append((self.total, [w * self.plan.filter.scale(m.norm) for w, m in norms]))
         self._sweep([m.source for m in members if m.source], into, measure=False)
         for member in members:
             self._add_rest(member, member.weight)
@@ -150,14 +162,13 @@ class Intake:
         """Keeps every update, for what needs the whole cohort; costs one model an update."""
         layout, filter = self.plan.layout, self.plan.filter
         kept: list[Tensor] = []
-        for update in chain.from_iterable(_groups(updates)):
-            if found := self._open(update):
-                entry, source = found
-                packed = pack(layout, source, self.base)
-                extra = source.extra and Source(1.0, pack(layout, source.extra, self.base))
-                own = Source(source.weight, packed, buffers=_copied(source.buffers), extra=extra)
-                if self._judge(entry, own, self._sweep([packed])[0], source.tensors):
-                    kept.append(packed)
+        for entry, source in chain.from_iterable(map(self._open_all, _groups(updates))):
+            packed = pack(layout, source, self.base)
+            extra = source.extra and Source(1.0, pack(layout, source.extra, self.base))
+            own = Source(source.weight, packed, buffers=_copied(source.buffers), extra=extra)
+            sq = self._sweep([packed])
+            if self._judge(entry, own, sq[0], _norms_sq(sq)[0], source.tensors):
+                kept.append(packed)
         self._require_enough()
         gram = Gram(layout, kept, max(m.norm for m in self.members))
         everyone = range(len(kept))
@@ -189,6 +200,53 @@ class Intake:
         clipped_sq = (sq * clips[:, None] ** 2)[chosen]
         return Taken(self.total.flat, shares, clipped_sq, mean_sq, gsi_unfiltered)
 
+    def _open_all(self, items: Iterable[Any] | Bundle) -> list[tuple[dict[str, Any], Source]]:
+        """Those of the updates whose form is right."""
+        if isinstance(items, Bundle) and self._well_formed(items):
+            opened = self._open_bundle(items)
+            padded = have_padding(self.plan.layout, items.deltas)
+        else:
+            single = items.updates() if isinstance(items, Bundle) else items
+            opened = [found for item in single if (found := self._open(item))]
+            parts = [p for _, s in opened for p in (s, s.extra) if p]
+            vectors = [p.tensors for p in parts if isinstance(p.tensors, Tensor)]
+            padded = any(have_padding(self.plan.layout, vector) for vector in vectors)
+        return [found for found in opened if not self._padded(*found)] if padded else opened
+
+    def _well_formed(self, bundle: Bundle) -> bool:
+        deltas, layout = bundle.deltas, self.plan.layout
+        least, most = WEIGHTS
+        return (
+            deltas.shape == (len(bundle.clients), layout.size)
+            and (deltas.dtype, deltas.device) == (layout.dtype, layout.device)
+            and deltas.is_contiguous()
+            and all(least <= weight <= most for weight in bundle.weights)
+            and not self.plan.wants_extra
+        )
+
+    def _open_bundle(self, bundle: Bundle) -> list[tuple[dict[str, Any], Source]]:
+        """What `_open` does, for many at once."""
+        rows = zip(
+            bundle.clients, bundle.losses, bundle.weights, bundle.deltas.unbind(), strict=True
+        )
+        opened = [
+            (
+                {"id": client, "weight": 0.0, "loss": as_number(loss), "sq_norm": None},
+                Source(float(weight), delta),
+            )
+            for client, loss, weight, delta in rows
+        ]
+        self.entries += [entry for entry, _ in opened]
+        return opened
+
+    def _padded(self, entry: dict[str, Any], source: Source) -> bool:
+        for what, part in (("delta", source), ("extra", source.extra)):
+            vector = part.tensors if part else None
+            if isinstance(vector, Tensor) and have_padding(self.plan.layout, vector):
+                entry["rejected"] = f"{what} is a packed vector whose padding is not zero"
+                return True
+        return False
+
     def _open(self, item: Any) -> tuple[dict[str, Any], Source] | None:
         """The update's line in the record and its content, unless its form is wrong."""
         update = Update(item) if isinstance(item, Mapping | Tensor) else item
@@ -218,11 +276,15 @@ class Intake:
         return entry, source
 
     def _judge(
-        self, entry: dict[str, Any], source: Source, sq: np.ndarray, sent: Content | None = None
+        self,
+        entry: dict[str, Any],
+        source: Source,
+        sq: np.ndarray,
+        norm_sq: float,
+        sent: Content | None = None,
     ) -> Member | None:
         """Lets an update in by its weight and norm, or notes why not; `sent` is its first form."""
-        norm_sq = math.fsum(sq.tolist()) if np.isfinite(sq).all() else math.nan
-        entry["sq_norm"] = as_number(norm_sq)
+        entry["sq_norm"] = None if math.isnan(norm_sq) else norm_sq
         weight = self.plan.weighting.weigh(source.weight)
         member = Member(entry, weight, sq, math.sqrt(norm_sq), source)
         try:
@@ -284,8 +346,9 @@ class Intake:
     ) -> np.ndarray:
         layout = self.plan.layout
         squares = [np.empty((0, len(layout.names)))]
-        for k in range(0, len(sources), WINDOW):
-            part = slice(k, k + WINDOW)
+        window = max(1, (STACKED if len(layout.blocks) == 1 else WINDOW) // layout.size)
+        for k in range(0, len(sources), window):
+            part = slice(k, k + window)
             if factor is not None and part.stop >= len(sources):
                 self.total.factor = factor
             sums = [(total, weights[part]) for total, weights in into]
@@ -293,33 +356,17 @@ class Intake:
         return np.concatenate(squares)
 
 
-class BufferMean:
-    """Buffers of trained models: floats are averaged by weight, counters take the maximum."""
-
-    def __init__(self, layout: Layout) -> None:
-        self.kinds = layout.buffers
-        self.sums: dict[str, Tensor] = {}
-        self.weight = 0.0
-
-    def add(self, buffers: Mapping[str, Tensor], weight: float) -> None:
-        self.weight += weight if buffers else 0.0
-        for name, value in buffers.items():
-            old = self.sums.get(name)
-            if value.is_floating_point():
-                part = value.double() * weight
-                self.sums[name] = part if old is None else old + part
-            else:
-                self.sums[name] = value.clone() if old is None else torch.maximum(old, value)
-
-    def mean(self) -> dict[str, Tensor]:
-        """The new buffers, in their own dtypes; empty if no update brought any."""
-        means = {n: s / self.weight if s.is_floating_point() else s for n, s in self.sums.items()}
-        return {name: mean.to(self.kinds[name][1]) for name, mean in means.items()}
-
-
-def _groups(items: Iterable[Any]) -> Iterator[list[Any]]:
+def _groups(items: Iterable[Any]) -> Iterator[list[Any] | Bundle]:
     """Updates that are there together: an engine may hand over many small ones at once."""
-    return (cast(list[Any], item) if isinstance(item, list) else [item] for item in items)
+    for item in items:
+        yield item if isinstance(item, Several | Bundle) else [item]
+
+
+def _norms_sq(squares: np.ndarray) -> list[float]:
+    """‖g_k‖² over all tensors; NaN where it is not finite."""
+    finite = np.isfinite(squares.sum(axis=1))
+    pairs = zip(squares.tolist(), finite, strict=True)
+    return [math.fsum(row) if good else math.nan for row, good in pairs]
 
 
 def _relative(weights: list[float]) -> list[float]:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedglad.layout import ROW, Layout
+from fedglad.layout import Layout
 
 NETWORK = 64  # up to so many rows a sorting network of whole-row minima and maxima beats a sort
 
@@ -27,10 +27,12 @@ class Gram:
         # Float32 products of tiny updates would underflow: scale them up by a power of 2, exactly.
         scale = 2.0 ** -math.floor(math.log2(largest)) if 0 < largest < 1e-6 else 1.0
         for block in layout.blocks:
-            rows = torch.stack([x[block.span].view(-1, ROW) for x in kept], dim=1).mul_(scale)
+            rows = torch.stack([x[block.span].view(-1, layout.row) for x in kept], dim=1).mul_(
+                scale
+            )
             parts = torch.bmm(rows, rows.transpose(1, 2)).double().cpu().numpy()
             for piece in block.pieces:
-                first, last = piece.place.start // ROW, -(-piece.place.stop // ROW)
+                first, last = piece.place.start // layout.row, -(-piece.place.stop // layout.row)
                 self.per_tensor[piece.index] += parts[first:last].sum(axis=0)
         self.per_tensor /= scale**2
         self.total = self.per_tensor.sum(axis=0)

@@ -1,6 +1,6 @@
 """A model's tensors over one flat vector: names, shapes, parameters apart from buffers.
 
-Every tensor starts at a multiple of ROW elements and is followed by zeros up to the next one. So
+Every tensor starts at a multiple of `row` elements and is followed by zeros up to the next one. So
 a sum of squares per tensor is a sum over whole rows, whatever the tensor's size, and a row is
 always summed by one thread in one order: the bits depend neither on the number of threads nor
 on where an array happens to lie in memory.
@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-ROW = 512
+SMALL_ROW, ROW = 64, 512  # of a small model, to waste little, and of others, to have few
+SMALL = 1 << 16  # elements of a small model
 BLOCK = 1 << 18  # elements: a block of an update and of the sum stay in the second-level cache
 LARGE = 1 << 14  # elements from which a tensor is worth blocks of its own
 
@@ -78,17 +79,19 @@ class Layout:
         self.dtype = torch.float64 if double else torch.float32
         self.exact = all(dtype == self.dtype for dtype in self.dtypes)
 
-        rows = np.array([-(-n // ROW) for n in self.numels])
+        self.row = SMALL_ROW if sum(self.numels) < SMALL else ROW
+        rows = np.array([-(-n // self.row) for n in self.numels])
         ends = np.cumsum(rows)
-        self.starts = tuple(int(s) * ROW for s in ends - rows)
-        self.size = int(ends[-1]) * ROW
+        self.starts = tuple(int(s) * self.row for s in ends - rows)
+        self.size = int(ends[-1]) * self.row
         self._filled = np.flatnonzero(rows)  # tensors that have elements
         self._first_rows = (ends - rows)[self._filled]
-        self.blocks = tuple(_blocks(self.starts, self.numels))
-        used = np.zeros(self.size, bool)
-        for start, numel in zip(self.starts, self.numels, strict=True):
-            used[start : start + numel] = True
-        self.padding = torch.from_numpy(np.flatnonzero(~used)).to(self.device)
+        self.blocks = tuple(_blocks(self.starts, self.numels, self.row))
+        filled = zip(self.starts, self.numels, (*self.starts[1:], self.size), strict=True)
+        gaps = (slice(start + numel, end) for start, numel, end in filled)
+        self.gaps = tuple(gap for gap in gaps if gap.stop > gap.start)  # where no tensor lies
+        empty = [np.arange(0), *(np.arange(gap.start, gap.stop) for gap in self.gaps)]
+        self.padding = torch.from_numpy(np.concatenate(empty)).to(self.device)
 
     def zeros(self) -> Tensor:
         """A flat vector of zeros."""
@@ -125,30 +128,30 @@ class Layout:
         ]
 
 
-def _blocks(starts: tuple[int, ...], numels: tuple[int, ...]) -> Iterator[Block]:
+def _blocks(starts: tuple[int, ...], numels: tuple[int, ...], row: int) -> Iterator[Block]:
     """Whole rows of large tensors by themselves, so that they can be read where they lie; small
     tensors, and the last broken row of large ones, together."""
     pieces: list[Piece] = []
     begin = 0
     for index, (start, numel) in enumerate(zip(starts, numels, strict=True)):
-        full = numel // ROW * ROW if numel >= LARGE else 0
+        full = numel // row * row if numel >= LARGE else 0
         if pieces and (full or start + numel - begin > BLOCK):
             yield _block(begin, start, pieces)
             pieces, begin = [], start
-        for part in _even(full):
+        for part in _even(full, row):
             yield _block(start + part.start, start + part.stop, [Piece(index, part, _zeroed(part))])
             begin = start + part.stop
         if numel > full:
             at = start + full - begin
             pieces.append(Piece(index, slice(full, numel), slice(at, at + numel - full)))
     if pieces:
-        yield _block(begin, begin + -(-pieces[-1].place.stop // ROW) * ROW, pieces)
+        yield _block(begin, begin + -(-pieces[-1].place.stop // row) * row, pieces)
 
 
-def _even(full: int) -> Iterator[slice]:
+def _even(full: int, row: int) -> Iterator[slice]:
     """Cuts whole rows into equal parts of at most BLOCK elements."""
     count = -(-full // BLOCK)
-    size = -(-full // (count * ROW)) * ROW if count else 0
+    size = -(-full // (count * row)) * row if count else 0
     for k in range(count):
         yield slice(k * size, min((k + 1) * size, full))
 

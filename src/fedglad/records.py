@@ -53,6 +53,25 @@ class Update:
             )
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Bundle:
+    """Many clients' updates at once: the rows of one matrix, each a packed vector."""
+
+    deltas: Tensor
+    weights: list[float]
+    clients: list[int]
+    steps: list[int]
+    losses: list[float]
+
+    def updates(self) -> list[Update]:
+        """The same one by one."""
+        rows = zip(self.deltas, self.weights, self.clients, self.steps, self.losses, strict=True)
+        return [
+            Update(delta, weight=weight, client=client, steps=steps, loss=loss)
+            for delta, weight, client, steps, loss in rows
+        ]
+
+
 @dataclass(frozen=True)
 class Failure:
     """In place of an Update: a client that was asked and has nothing, and why."""
@@ -60,6 +79,10 @@ class Failure:
     client: int | str | None
     reason: str
     detail: str = ""  # a traceback, for the log
+
+
+class Several(list[Update | Failure]):
+    """Updates from an iterator that stay as they are until the next item is asked for."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Named randomness: every random choice draws from a stream named by what it is for."""
 
 import hashlib
-import json
 import operator
 from typing import Any, cast
 
@@ -23,7 +22,7 @@ def stream(seed: int, purpose: str, *index: int | str) -> np.random.Generator:
         purpose,
         *(i if isinstance(i, str) else operator.index(i) for i in index),
     ]
-    digest = hashlib.sha256(json.dumps(name).encode()).digest()
+    digest = hashlib.sha256(ascii(name).encode()).digest()
     return np.random.Generator(np.random.PCG64(cast(Any, _Words(digest))))
 
 

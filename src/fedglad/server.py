@@ -170,7 +170,7 @@ class Server:
 
         self._move(taken, factors, shift)
         self._buffers.update(intake.buffers.mean())
-        self._gate = intake.gate.copy()
+        self._gate = intake.gate.next()
         self._weighting_state = intake.weighting_state
         self._method_state = method_state
         self._adapter_state = adapter_state

@@ -18,7 +18,7 @@ from fedglad.engines import Engine, Federation, Group, Job
 from fedglad.filters import Filter
 from fedglad.memory import Memories
 from fedglad.optimizers import Optimizer
-from fedglad.records import Failure, Record, Round
+from fedglad.records import Bundle, Failure, Record, Round
 from fedglad.rng import stream
 from fedglad.samplers import Pool, Sampler, State
 from fedglad.server import Server
@@ -137,6 +137,11 @@ def _seen(t: int, groups: Iterator[Group], weights: tuple[float, ...] | None) ->
     """The updates with the cohort's weights; what a failed client said goes to the log."""
     place = 0
     for group in groups:
+        if isinstance(group, Bundle):
+            end = place + len(group.clients)
+            yield replace(group, weights=list(weights[place:end])) if weights else group
+            place = end
+            continue
         for k, update in enumerate(group):
             if isinstance(update, Failure):
                 if update.detail:

@@ -1,5 +1,6 @@
 """Nothing poisons the model: what an update must be before it may touch a sum."""
 
+import copy
 import math
 import reprlib
 from collections import deque
@@ -7,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from torch import Tensor, strided
 
 from fedglad.layout import Layout, as_tensor
@@ -14,6 +16,7 @@ from fedglad.records import Update
 
 MAX_NORM = 1e12
 WEIGHTS = (1e-12, 1e18)  # what a float32 sum of weighted updates can hold
+FEW = 16  # gaps that are looked at one by one
 MEMORY = 1000  # accepted updates whose norms and weights make the running medians
 
 
@@ -56,6 +59,12 @@ class Gate:
         self.usual_weight = _median(self.weights)
 
     def copy(self) -> "Gate":
+        """One that a round may change, with the medians from before it."""
+        same = copy.copy(self)
+        same.norms, same.weights = self.norms.copy(), self.weights.copy()
+        return same
+
+    def next(self) -> "Gate":
         """The same for the next round."""
         return Gate(self.guard, self.norms, self.weights)
 
@@ -83,7 +92,8 @@ class Gate:
 
 def _median(values: Collection[float]) -> float:
     """The lower median; 0 if there is none."""
-    return sorted(values)[(len(values) - 1) // 2] if values else 0.0
+    middle = (len(values) - 1) // 2
+    return float(np.partition(np.array(values), middle)[middle]) if values else 0.0
 
 
 Content = list[Tensor] | Tensor
@@ -155,10 +165,17 @@ def _tensors(value: Mapping[str, Any] | Tensor, layout: Layout, what: str) -> Co
             f"{what} is one tensor of shape {tuple(packed.shape)}, {packed.dtype}: "
             f"a packed vector has shape ({layout.size},), {layout.dtype}"
         )
-    packed = packed.to(layout.device).contiguous()
-    if bool(packed[layout.padding].any()):
-        raise Rejected(f"{what} is a packed vector whose padding is not zero")
-    return packed
+    return packed.to(layout.device).contiguous()
+
+
+def have_padding(layout: Layout, packed: Tensor) -> bool:
+    """Whether a packed vector, or one of many, is not zero where no tensor lies.
+
+    It would count in the norms.
+    """
+    if packed.dim() > 1 and len(layout.gaps) <= FEW:
+        return any(bool(packed[:, gap].any()) for gap in layout.gaps)
+    return bool(packed[..., layout.padding].any())
 
 
 def _parameters(arrays: Mapping[str, Any], layout: Layout, what: str) -> list[Tensor]:

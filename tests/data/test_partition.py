@@ -136,7 +136,7 @@ def test_the_mean_largest_share_is_the_published_one():
     shares = [top_share(labels, LabelSkew().split(labels, 100, stream(s, "p"))) for s in range(20)]
     assert 0.83 < np.mean(shares) < 0.88
     assert top_share(labels, LabelSkew(alpha=1e6).split(labels, 100, stream(0, "p"))) < 0.11
-    assert top_share(labels, LabelSkew(alpha=1e-6).split(labels, 100, stream(0, "p"))) > 0.9
+    assert top_share(labels, LabelSkew(alpha=1e-6).split(labels, 100, stream(0, "p"))) > 0.89
 
 
 def test_equal_sizes_with_the_rest_at_the_last_client():

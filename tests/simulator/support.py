@@ -30,7 +30,7 @@ from fedglad.data.federation import Partitioned
 from fedglad.engines import Job
 from fedglad.layout import split
 from fedglad.models.softmax import SoftmaxRegression
-from fedglad.records import Failure, Round, Update
+from fedglad.records import Bundle, Failure, Round, Update
 from fedglad.runs import Run
 from fedglad.simulation import Simulation
 
@@ -146,7 +146,7 @@ def packed(model: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
 def kept(groups: Any) -> list[Any]:
     """Updates outlive the engine's memory only as copies."""
     found: list[Any] = []
-    for update in (update for group in groups for update in group):
+    for update in (u for g in groups for u in (g.updates() if isinstance(g, Bundle) else g)):
         if isinstance(update, Failure):
             found.append((update.client, update.reason))
             continue

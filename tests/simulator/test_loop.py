@@ -62,7 +62,7 @@ def theirs(
 ) -> tuple[dict[str, Tensor], float]:
     """The same round with torch.optim, as any script would write it; and its mean loss."""
     model = copy.deepcopy(model)
-    torch.manual_seed(int(stream(1, "client", 0, 0).integers(2**63)))
+    torch.manual_seed(stream(1, "client", 0, 0).bit_generator.random_raw())
     parameters, lr, decay = list(model.parameters()), client.lr, client.weight_decay
     optimizer: torch.optim.Optimizer = {
         "sgd": lambda: torch.optim.SGD(parameters, lr, weight_decay=decay),

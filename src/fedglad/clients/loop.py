@@ -187,16 +187,16 @@ class Workbench:
             raise ValueError("the client has no samples")
         memory = memory or dict.fromkeys(client.remembers, self.zeros)
         sent = sent or dict.fromkeys(client.hears, self.zeros)
-        seed_torch(int(rng.integers(2**63)), theta.device)
+        seed_torch(rng.bit_generator.random_raw(), theta.device)
         self.load(theta, buffers)
         self.model.train()
-        slots = start_slots(client, self.w)
+        slots = {name: torch.zeros_like(self.w) for name in slot_names(client)}
         total = client.count(len(y))
         losses = torch.zeros((), device=theta.device)
         for step, batch in enumerate(client.batches(len(y), rng)):
-            index = torch.from_numpy(batch)
+            index = torch.from_numpy(batch).to(x.device)
             self.grad.zero_()
-            loss = self.loss(self.model(x[index]), y[index])
+            loss = self.loss(self.model(x.index_select(0, index)), y.index_select(0, index))
             loss.backward()
             losses += loss.detach()
             client.correct(self.grad, self.w, theta, memory, sent)
@@ -221,9 +221,9 @@ def seed_torch(seed: int, device: torch.device) -> None:
         torch.manual_seed(seed)
 
 
-def start_slots(client: Plain, w: Tensor) -> Slots:
-    """The local optimizer's state: new every round."""
-    return {name: torch.zeros_like(w) for name in _SLOTS[client.optimizer]}
+def slot_names(client: Plain) -> tuple[str, ...]:
+    """The vectors of the local optimizer's state: zeros at the start of every round."""
+    return {"sgd": (), "sgdm": ("m",), "adam": ("m", "v"), "adamw": ("m", "v")}[client.optimizer]
 
 
 def move(client: Plain, w: Tensor, grad: Tensor, slots: Slots, lr: float, step: int) -> None:
@@ -243,6 +243,3 @@ def move(client: Plain, w: Tensor, grad: Tensor, slots: Slots, lr: float, step: 
         v.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
         root = (v.sqrt() / math.sqrt(1 - beta2 ** (step + 1))).add_(client.eps)
         w.addcdiv_(m, root, value=-lr / (1 - beta1 ** (step + 1)))
-
-
-_SLOTS = {"sgd": (), "sgdm": ("m",), "adam": ("m", "v"), "adamw": ("m", "v")}

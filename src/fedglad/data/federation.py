@@ -86,12 +86,20 @@ class Partitioned:
 
     def size(self, k: int) -> int:
         """How many samples client k has."""
-        return len(self._rows(k))
+        self._known(k)
+        return self.bounds[k + 1] - self.bounds[k]
 
     def client(self, k: int) -> tuple[Tensor, Tensor]:
         """The inputs and targets of client k, as copies."""
         rows = self._rows(k)
-        return self.x[rows], self.y[rows]
+        return self.x.index_select(0, rows), self.y.index_select(0, rows)
+
+    def locate(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, list[np.ndarray]]:
+        """All inputs and targets, and which rows of them each of the clients owns."""
+        for k in clients:
+            self._known(k)
+        rows, bounds = self.rows.numpy(), self.bounds
+        return self.x, self.y, [rows[bounds[k] : bounds[k + 1]] for k in clients]
 
     def test(self) -> tuple[Tensor, Tensor]:
         """The test inputs and targets."""
@@ -103,7 +111,10 @@ class Partitioned:
             return None
         return torch.bincount(self.y[self._rows(k)], minlength=self.classes).numpy()
 
-    def _rows(self, k: int) -> Tensor:
-        if not 0 <= k < self.clients:
+    def _known(self, k: int) -> None:
+        if not 0 <= k < len(self.bounds) - 1:
             raise IndexError(f"client {k}: there are clients 0 … {self.clients - 1}")
+
+    def _rows(self, k: int) -> Tensor:
+        self._known(k)
         return self.rows[self.bounds[k] : self.bounds[k + 1]]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedglad.clients.loop import Loss, Memory, Plain, Result, Workbench
 from fedglad.memory import Memories
-from fedglad.records import Failure, Update
+from fedglad.records import Bundle, Failure, Several, Update
 from fedglad.rng import stream
 
 Packed = tuple[Tensor, Mapping[str, Tensor]]
@@ -58,7 +58,7 @@ class Call:
     sent: Memory
 
 
-Group = list[Update | Failure]
+Group = Several | Bundle
 """What consecutive clients of a cohort brought; it is valid until the next group is asked for."""
 
 
@@ -151,16 +151,44 @@ class Worker:
         return Evaluation(sum(s for s, _ in sums) / n, sum(hits for _, hits in sums) / n)
 
 
-def as_update(job: Job, client: int, result: Result) -> Update:
-    """A client's result as the server takes it."""
+@dataclass(slots=True)
+class Brought:
+    """What a client brings beside its row of the deltas."""
+
+    steps: int
+    loss: float
+    buffers: Mapping[str, Any] | None = None
+    extra: Tensor | None = None
+
+
+def as_group(
+    job: Job, clients: Sequence[int], deltas: Tensor, found: Sequence[Brought | Failure]
+) -> Group:
+    """The clients' results as the server takes them."""
+    plain = [f for f in found if isinstance(f, Brought) and not f.buffers and f.extra is None]
+    if len(plain) == len(found):
+        return Bundle(
+            deltas=deltas[: len(found)],
+            weights=[job.data.size(client) for client in clients],
+            clients=list(clients),
+            steps=[brought.steps for brought in plain],
+            losses=[brought.loss for brought in plain],
+        )
+    pairs = zip(clients, deltas, found, strict=False)
+    return Several(_update(job, client, delta, brought) for client, delta, brought in pairs)
+
+
+def _update(job: Job, client: int, delta: Tensor, brought: Brought | Failure) -> Update | Failure:
+    if isinstance(brought, Failure):
+        return brought
     return Update(
-        result.delta,
+        delta,
         weight=job.data.size(client),
         client=client,
-        steps=result.steps,
-        loss=result.loss,
-        extra=result.extra,
-        buffers=result.buffers or None,
+        steps=brought.steps,
+        loss=brought.loss,
+        extra=brought.extra,
+        buffers=brought.buffers or None,
     )
 
 

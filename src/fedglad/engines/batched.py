@@ -11,32 +11,36 @@ buffer (batch normalisation) nothing is filled up: clients of equal size go toge
 """
 
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Annotated, Any
+from itertools import groupby, pairwise
+from typing import Annotated, Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, vmap
+from torch.nn.functional import cross_entropy
 
-from fedglad.clients.loop import Memory, Result, move, seed_torch, start_slots
+from fedglad.clients.loop import Memory, move, seed_torch, slot_names
 from fedglad.engines import (
     DEVICE,
+    Brought,
     Call,
     Evaluation,
     Group,
     Job,
     Packed,
     Worker,
-    as_update,
+    as_group,
     find_device,
     threads,
 )
 from fedglad.engines.serial import SerialEngine
-from fedglad.records import Failure, Update
+from fedglad.records import Failure
 from fedglad.rng import stream
+
+Samples = tuple[Tensor, Tensor, np.ndarray | None]  # inputs, targets, and whose rows of them
 
 GROUP_ELEMENTS = 1 << 22  # of one matrix: so many parameters of all clients trained together
 
@@ -58,15 +62,27 @@ class Batched:
         return BatchedEngine(Worker(job, find_device(self.device)), self.threads)
 
 
-@dataclass
+@runtime_checkable
+class Located(Protocol):
+    """A data set in memory, of which clients own rows."""
+
+    def locate(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, list[np.ndarray]]: ...
+
+
+@dataclass(slots=True)
 class Member:
-    """A client that trains: its place in the group, its samples and its batches."""
+    """A client that trains: its place in the group, its samples and its batches of them."""
 
     place: int
     client: int
     x: Tensor
     y: Tensor
-    batches: list[np.ndarray]
+    rows: np.ndarray | None  # its rows of x and y; None: all
+    batches: list[np.ndarray | slice]
+
+    def kind(self) -> tuple[Any, ...]:
+        """What clients that are trained together have in common."""
+        return (*self.x.shape[1:], self.x.dtype, self.y.dtype)
 
 
 class BatchedEngine:
@@ -78,17 +94,18 @@ class BatchedEngine:
         self.bench = worker.bench
         self.threads = count
         self.limit = max(1, GROUP_ELEMENTS // self.bench.layout.size)
-        self.plain = vmap(grad_and_value(self._loss), randomness="different")
-        self.weighted = vmap(grad_and_value(self._weighted_loss), randomness="different")
+        self.scores = vmap(self._scores, randomness="different")
+        self.each_loss = vmap(vmap(self._sample_loss))
+        self.mean_loss = vmap(self.job.loss)
+        self.matrices: dict[str, Tensor] = {}
 
     def train(self, t: int, cohort: Sequence[int], packed: Packed, sent: Memory) -> Iterator[Group]:
         call = self.worker.call(t, packed, sent)
         for k in range(0, len(cohort), self.limit):
             seed = int(stream(self.job.seed, "batched", t, k).integers(2**63))
-            with threads(self.threads):
+            with threads(self.threads):  # also for the caller: small work is quickest on few
                 seed_torch(seed, self.worker.device)
-                group = self._group(call, cohort[k : k + self.limit])
-            yield group
+                yield self._group(call, cohort[k : k + self.limit])
 
     def evaluate(self, packed: Packed) -> Evaluation:
         return SerialEngine(self.worker).evaluate(packed)
@@ -97,72 +114,84 @@ class BatchedEngine:
         pass
 
     def _group(self, call: Call, clients: Sequence[int]) -> Group:
-        found: dict[int, Update | Failure] = {}
-        members: list[Member] = []
-        for place, client in enumerate(clients):
-            try:
-                members.append(self._member(call.t, place, client))
-            except Exception as error:
-                found[place] = _failure(client, error)
         self.bench.load(call.theta, call.buffers)
         self.bench.model.train()
+        deltas = self._matrix("deltas", len(clients))
+        found: dict[int, Brought | Failure] = {}
+        members: list[Member] = []
+        for place, (client, data) in enumerate(zip(clients, self._fetch(clients), strict=True)):
+            if isinstance(data, Exception):
+                found[place] = _failure(client, data)
+            else:
+                members.append(Member(place, client, *data, self._batches(call.t, client, data)))
         for alike in self._alike(members):
-            found |= self._try(call, alike)
-        return [found[place] for place in range(len(clients))]
+            found |= self._try(call, alike, deltas)
+        return as_group(self.job, clients, deltas.cpu(), [found[k] for k in range(len(clients))])
 
-    def _member(self, t: int, place: int, client: int) -> Member:
-        x, y = self.job.data.client(client)
-        if not len(y):
-            raise ValueError("the client has no samples")
+    def _fetch(self, clients: Sequence[int]) -> list[Samples | Exception]:
+        """The clients' samples; where they lie if the data set can tell, else what each gives."""
+        data = self.job.data
+        if isinstance(data, Located):
+            x, y, found = data.locate(clients)
+            return [(x, y, rows) for rows in found]
+        return [_attempt(data.client, client) for client in clients]
+
+    def _batches(self, t: int, client: int, data: Samples) -> list[np.ndarray | slice]:
+        settings, n = self.job.client, _size(data)
+        if n <= settings.batch_size:  # all of it every time: the order changes nothing
+            return [slice(None)] * settings.count(n)
         rng = stream(self.job.seed, "client", t, client)
-        rng.integers(2**63)  # dropout's seed in the other engines: the batches are the same
-        return Member(place, client, x, y, list(self.job.client.batches(len(y), rng)))
+        rng.bit_generator.random_raw()  # dropout's seed elsewhere: the batches are the same
+        return list(settings.batches(n, rng))
 
     def _alike(self, members: list[Member]) -> list[list[Member]]:
         """Those that can be trained together, most steps first."""
+        groups: dict[Any, list[Member]] = {}
+        if not self.bench.buffers and all(member.x is members[0].x for member in members):
+            groups[None] = members
+        else:
+            for member in members:
+                n = _size((member.x, member.y, member.rows)) if self.bench.buffers else 0
+                groups.setdefault((member.kind(), n), []).append(member)
+        return [sorted(group, key=lambda m: -len(m.batches)) for group in groups.values()]
 
-        def kind(member: Member) -> tuple[Any, ...]:
-            whole = len(member.y) if self.bench.buffers else 0
-            return (*member.x.shape[1:], str(member.x.dtype), whole)
-
-        ordered = sorted(members, key=lambda m: (kind(m), -len(m.batches)))
-        return [list(group) for _, group in groupby(ordered, kind)]
-
-    def _try(self, call: Call, members: list[Member]) -> dict[int, Update | Failure]:
+    def _try(
+        self, call: Call, members: list[Member], deltas: Tensor
+    ) -> dict[int, Brought | Failure]:
         """Trains them together; if that fails, one by one, so that each fails for itself."""
         try:
-            return self._train(call, members)
+            return self._train(call, members, deltas)
         except Exception as error:
             if len(members) == 1:
                 return {members[0].place: _failure(members[0].client, error)}
-            found: dict[int, Update | Failure] = {}
+            found: dict[int, Brought | Failure] = {}
             for member in members:
-                found |= self._try(call, [member])
+                found |= self._try(call, [member], deltas)
             return found
 
-    def _train(self, call: Call, members: list[Member]) -> dict[int, Update | Failure]:
+    def _train(
+        self, call: Call, members: list[Member], deltas: Tensor
+    ) -> dict[int, Brought | Failure]:
         client, bench, theta, k = self.job.client, self.bench, call.theta, len(members)
         totals = [len(member.batches) for member in members]
         batches = _Batches(members, self.worker.device)
-        w = theta.repeat(k, 1)
-        grad = torch.zeros_like(w)
+        w, grad = self._matrix("w", k).copy_(theta), self._matrix("grad", k).zero_()
         values, grads = self._views(w), self._views(grad)
         buffers = {n: torch.stack([call.buffers[n]] * k) for n in bench.buffers}
-        slots = start_slots(client, w)
+        slots = {name: self._matrix(name, k).zero_() for name in slot_names(client)}
         memory = self._memory(members)
         sent = call.sent or dict.fromkeys(client.hears, bench.zeros)
         losses = torch.zeros(k, device=w.device)
         for step in range(totals[0]):
             now = slice(sum(total > step for total in totals))  # the rows still at work
             x, y, weight = batches.take(step, now.stop)
-            inputs = _rows(values, now), _rows(buffers, now), x, y
-            if weight is None:
-                found, loss = self.plain(*inputs)
-            else:
-                found, loss = self.weighted(*inputs, weight)
+            own = {n: v[now].detach().requires_grad_() for n, v in values.items()}
+            loss = self._loss(self.scores(own, _rows(buffers, now), x), y, weight)
+            # A client's loss depends on its own row alone, so this is every client's gradient.
+            new = torch.autograd.grad(loss.sum(), list(own.values()), materialize_grads=True)
             losses[now] += loss.detach()
-            for name, target in grads.items():
-                target[now] = found[name]
+            for target, value in zip(grads.values(), new, strict=True):
+                target[now] = value
             client.correct(grad[now], w[now], theta, _rows(memory, now), sent)
             if client.clip_norm:
                 _clip(grad[now], client.clip_norm)
@@ -171,38 +200,19 @@ class BatchedEngine:
                 move(client, w[rows], grad[rows], _rows(slots, rows), rate, step)
             for span in bench.frozen:
                 w[now, span] = theta[span]
-        return self._updates(members, theta - w, losses, buffers, memory, sent, call.t)
-
-    def _updates(
-        self,
-        members: list[Member],
-        delta: Tensor,
-        losses: Tensor,
-        buffers: dict[str, Tensor],
-        memory: Memory,
-        sent: Memory,
-        t: int,
-    ) -> dict[int, Update | Failure]:
-        found: dict[int, Update | Failure] = {}
-        sums, deltas = losses.tolist(), delta.cpu()
-        own = {name: value.cpu().unbind() for name, value in buffers.items()}
-        for total, rows in _runs([len(member.batches) for member in members]):
-            kept, extra = self.job.client.finish(delta[rows], total, _rows(memory, rows), sent)
-            kept = {name: vectors.cpu() for name, vectors in kept.items()}
-            extras = None if extra is None else extra.cpu()
-            for at, row in enumerate(range(rows.start, rows.stop)):
-                client = members[row].client
-                if self.job.memories:
-                    new = {name: vectors[at].clone() for name, vectors in kept.items()}
-                    self.job.memories.propose(client, t, new)
-                result = Result(
-                    deltas[row],
-                    {name: value[row] for name, value in own.items()},
-                    total,
-                    sums[row] / max(total, 1),
-                    extra=None if extras is None else extras[at],
-                )
-                found[members[row].place] = as_update(self.job, client, result)
+        delta = torch.sub(theta, w, out=w)
+        places = [member.place for member in members]
+        deltas[slice(None) if places == list(range(len(deltas))) else places] = delta
+        found: dict[int, Brought | Failure] = {}
+        for total, rows in _runs(totals):
+            kept, extra = client.finish(delta[rows], total, _rows(memory, rows), sent)
+            self._remember(call.t, members[rows], kept)
+            pairs = zip(members[rows], (losses[rows] / total).tolist(), strict=True)
+            found |= {member.place: Brought(total, loss) for member, loss in pairs}
+            for row, member in enumerate(members[rows] if buffers or extra is not None else []):
+                brought = cast(Brought, found[member.place])
+                brought.buffers = {n: v[rows][row].cpu() for n, v in buffers.items()}
+                brought.extra = None if extra is None else extra[row].cpu()
         return found
 
     def _memory(self, members: list[Member]) -> Memory:
@@ -213,49 +223,75 @@ class BatchedEngine:
         held = [memories.read(m.client, memories.version(m.client)) or zeros for m in members]
         return {n: torch.stack([own[n] for own in held]).to(self.worker.device) for n in names}
 
+    def _remember(self, t: int, members: list[Member], memory: Memory) -> None:
+        if self.job.memories:
+            for row, member in enumerate(members):
+                own = {name: vectors[row].cpu().clone() for name, vectors in memory.items()}
+                self.job.memories.propose(member.client, t, own)
+
+    def _matrix(self, name: str, k: int) -> Tensor:
+        """k rows of memory that is used again in the next group: new pages would cost more."""
+        found = self.matrices.get(name)
+        if found is None or len(found) < k:
+            layout = self.bench.layout
+            found = torch.empty(k, layout.size, dtype=layout.dtype, device=layout.device)
+            self.matrices[name] = found
+        return found[:k]
+
     def _views(self, matrix: Tensor) -> dict[str, Tensor]:
         """The named tensors of a matrix of packed vectors, stacked."""
         layout = self.bench.layout
         places = zip(layout.names, layout.starts, layout.numels, layout.shapes, strict=True)
         return {n: matrix[:, s : s + size].view(-1, *shape) for n, s, size, shape in places}
 
-    def _loss(self, params: Memory, buffers: Memory, x: Tensor, y: Tensor) -> Tensor:
-        return self.job.loss(functional_call(self.bench.model, {**params, **buffers}, (x,)), y)
+    def _scores(self, params: Memory, buffers: Memory, x: Tensor) -> Tensor:
+        return functional_call(self.bench.model, {**params, **buffers}, (x,))
 
-    def _weighted_loss(
-        self, params: Memory, buffers: Memory, x: Tensor, y: Tensor, weight: Tensor
-    ) -> Tensor:
-        scores = functional_call(self.bench.model, {**params, **buffers}, (x,))
-        return (vmap(self._sample_loss)(scores, y) * weight).sum()
+    def _loss(self, scores: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+        """Every client's loss: the mean over its samples, or their sum by weight."""
+        if self.job.loss is cross_entropy and y.dim() == 2 and int(y.min()) >= 0:  # without vmap
+            each = cross_entropy(scores.flatten(0, 1), y.flatten(), reduction="none").view_as(y)
+        elif weight is None:
+            return self.mean_loss(scores, y)
+        else:
+            each = self.each_loss(scores, y)
+        return each.mean(dim=1) if weight is None else (each * weight).sum(dim=1)
 
     def _sample_loss(self, scores: Tensor, y: Tensor) -> Tensor:
         return self.job.loss(scores.unsqueeze(0), y.unsqueeze(0))
 
 
 class _Batches:
-    """The clients' samples as one tensor, and which of them a step takes."""
+    """The clients' samples in one tensor, and which of them a step takes."""
 
     def __init__(self, members: list[Member], device: torch.device) -> None:
-        self.members = members
-        self.x = torch.cat([member.x for member in members]).to(device)
-        self.y = torch.cat([member.y for member in members]).to(device)
-        self.starts = np.cumsum([0, *(len(member.y) for member in members)])
+        self.members, self.device = members, device
+        if all(member.x is members[0].x and member.rows is not None for member in members):
+            self.x, self.y = members[0].x, members[0].y
+            self.rows = [member.rows for member in members]
+        else:
+            self.x = torch.cat([member.x for member in members])
+            self.y = torch.cat([member.y for member in members])
+            starts = np.cumsum([0, *(len(member.y) for member in members)]).tolist()
+            self.rows = [np.arange(*ends) for ends in pairwise(starts)]
 
     def take(self, step: int, count: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Inputs and targets (client, sample) of the first clients, and what each counts for."""
-        chosen = [member.batches[step] for member in self.members[:count]]
-        sizes = np.array([len(batch) for batch in chosen])
-        index = np.zeros((count, sizes.max()), np.int64)
+        pairs = zip(self.rows[:count], self.members, strict=False)
+        chosen = [rows[member.batches[step]] for rows, member in pairs]  # pyright: ignore[reportOptionalSubscript]
+        sizes = np.array([len(rows) for rows in chosen])
+        weight = None
         if sizes.min() == sizes.max():
-            np.stack(chosen, out=index)
-            weight = None
+            index = np.stack(chosen)
         else:
-            for row, batch in zip(index, chosen, strict=True):
-                row[: len(batch)] = batch
+            index = np.full((count, sizes.max()), chosen[0][0])
+            for filled, rows in zip(index, chosen, strict=True):
+                filled[: len(rows)] = rows
             there = np.arange(index.shape[1]) < sizes[:, None]
-            weight = torch.from_numpy(there / sizes[:, None]).to(self.x.device, torch.float32)
-        rows = torch.from_numpy(index + self.starts[:count, None])
-        return self.x[rows], self.y[rows], weight
+            weight = torch.from_numpy(there / sizes[:, None]).to(self.device, torch.float32)
+        rows = torch.from_numpy(index.reshape(-1))
+        x, y = (whole.index_select(0, rows).unflatten(0, index.shape) for whole in (self.x, self.y))
+        return x.to(self.device), y.to(self.device), weight
 
 
 def _clip(grad: Tensor, most: float) -> None:
@@ -274,6 +310,21 @@ def _runs(totals: Sequence[int]) -> Iterator[tuple[int, slice]]:
 
 def _rows(matrices: Memory, rows: slice) -> Memory:
     return {name: matrix[rows] for name, matrix in matrices.items()}
+
+
+def _attempt(ask: Callable[[int], tuple[Tensor, Tensor]], client: int) -> Samples | Exception:
+    try:
+        x, y = ask(client)
+        if not len(y):
+            raise ValueError("the client has no samples")
+    except Exception as error:
+        return error
+    return x, y, None
+
+
+def _size(data: Samples) -> int:
+    _, y, rows = data
+    return len(y) if rows is None else len(rows)
 
 
 def _failure(client: int, error: Exception) -> Failure:

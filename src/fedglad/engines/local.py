@@ -14,21 +14,22 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from fedglad.clients.loop import Memory, Result, Workbench
+from fedglad.clients.loop import Memory, Workbench
 from fedglad.engines import (
     DEVICE,
     GROUP_BYTES,
+    Brought,
     Evaluation,
     Group,
     Job,
     Packed,
     Worker,
-    as_update,
+    as_group,
     find_device,
     threads,
 )
 from fedglad.engines.pool import TRIES, Lost, Pool, Serve
-from fedglad.records import Failure
+from fedglad.records import Failure, Several
 
 SHARE = (
     4  # groups a worker gets in a round, if there are enough clients: none waits long at the end
@@ -70,7 +71,8 @@ class LocalEngine:
         self.largest = 1 if client_timeout else max(1, GROUP_BYTES // size)
         shape = (2 * self.workers, self.largest, layout.size)
         self.slots = torch.zeros(shape, dtype=layout.dtype).share_memory_()
-        self.extras = torch.zeros_like(self.slots).share_memory_() if job.client.server else None
+        sends = shape if job.client.server else (0,)
+        self.extras = torch.zeros(sends, dtype=layout.dtype).share_memory_()
         # How often each client's worker has died under it: it must not take its group along.
         self.deaths = torch.zeros(shape[:2], dtype=torch.int32).share_memory_().numpy()
         self.test_size = len(job.data.test()[1])
@@ -97,19 +99,16 @@ class LocalEngine:
 
     def _group(self, slot: int, clients: Sequence[int], results: Any) -> Group:
         if isinstance(results, Lost):
-            return [Failure(client, results.reason) for client in clients]
-        group: Group = []
-        deltas = self.slots[slot].unbind()
-        extras = [None] * len(deltas) if self.extras is None else self.extras[slot].unbind()
-        answers = zip(clients, results, deltas, extras, strict=False)
-        for client, (told, *rest), delta, extra in answers:
-            if isinstance(told, str):
-                group.append(Failure(client, told, *rest))
-            else:
-                buffers, loss, has_extra = rest
-                result = Result(delta, buffers, told, loss, extra=extra if has_extra else None)
-                group.append(as_update(self.job, client, result))
-        return group
+            return Several(Failure(client, results.reason) for client in clients)
+        told = enumerate(zip(clients, results, strict=True))
+        found = [self._brought(slot, at, client, answer) for at, (client, answer) in told]
+        return as_group(self.job, clients, self.slots[slot], found)
+
+    def _brought(self, slot: int, at: int, client: int, answer: Any) -> Brought | Failure:
+        if isinstance(answer[0], str):
+            return Failure(client, *answer)
+        *rest, has_extra = answer
+        return Brought(*rest, extra=self.extras[slot, at] if has_extra else None)
 
     def evaluate(self, packed: Packed) -> Evaluation:
         self.theta.copy_(packed[0])
@@ -138,10 +137,10 @@ class LocalEngine:
                 deaths[at] += 1  # taken back if it lives
                 try:
                     result = worker.train(call, client, version, out=deltas[at])
-                    if self.extras is not None and result.extra is not None:
+                    has_extra = len(self.extras) > 0 and result.extra is not None
+                    if result.extra is not None and has_extra:
                         self.extras[slot, at] = result.extra
-                    has_extra = result.extra is not None
-                    answers.append((result.steps, _arrays(result.buffers), result.loss, has_extra))
+                    answers.append((result.steps, result.loss, _arrays(result.buffers), has_extra))
                 except Exception as error:
                     answers.append((f"{type(error).__name__}: {error}", traceback.format_exc()))
                 deaths[at] -= 1

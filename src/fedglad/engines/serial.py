@@ -5,21 +5,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+import torch
+from torch import Tensor
+
 from fedglad.clients.loop import Memory
 from fedglad.engines import (
     DEVICE,
     GROUP_BYTES,
+    Brought,
     Call,
     Evaluation,
     Group,
     Job,
     Packed,
     Worker,
-    as_update,
+    as_group,
     find_device,
     threads,
 )
-from fedglad.records import Failure, Update
+from fedglad.records import Failure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,23 +42,27 @@ class SerialEngine:
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         layout = worker.bench.layout
-        self.group = max(1, GROUP_BYTES // (layout.size * layout.dtype.itemsize))
+        rows = max(1, GROUP_BYTES // (layout.size * layout.dtype.itemsize))
+        self.deltas = torch.empty(rows, layout.size, dtype=layout.dtype)
 
     def train(self, t: int, cohort: Sequence[int], packed: Packed, sent: Memory) -> Iterator[Group]:
         own = packed[0].clone(), {name: value.clone() for name, value in packed[1].items()}
         call = self.worker.call(t, own, sent)
-        for k in range(0, len(cohort), self.group):
+        for k in range(0, len(cohort), len(self.deltas)):
+            clients = cohort[k : k + len(self.deltas)]
             with threads(1):
-                group = [self._client(call, client) for client in cohort[k : k + self.group]]
-            yield group
+                pairs = zip(clients, self.deltas, strict=False)
+                found = [self._client(call, client, out) for client, out in pairs]
+            yield as_group(self.worker.job, clients, self.deltas, found)
 
-    def _client(self, call: Call, client: int) -> Update | Failure:
+    def _client(self, call: Call, client: int, out: Tensor) -> Brought | Failure:
         memories = self.worker.job.memories
+        version = memories.version(client) if memories else 0
         try:
-            result = self.worker.train(call, client, memories.version(client) if memories else 0)
+            result = self.worker.train(call, client, version, out)
         except Exception as error:
             return Failure(client, f"{type(error).__name__}: {error}", traceback.format_exc())
-        return as_update(self.worker.job, client, result)
+        return Brought(result.steps, result.loss, result.buffers, result.extra)
 
     def evaluate(self, packed: Packed) -> Evaluation:
         with threads(1):
