@@ -51,7 +51,7 @@ class Plan:
         return self.filter.keeps_updates or self.weighting.keeps_updates
 
 
-@dataclass
+@dataclass(slots=True)
 class Member:
     """An accepted update: its line in the record, its raw weight and ‖g‖² of each tensor."""
 
@@ -231,7 +231,12 @@ class Intake:
         )
         opened = [
             (
-                {"id": client, "weight": 0.0, "loss": as_number(loss), "sq_norm": None},
+                {
+                    "id": client,
+                    "weight": 0.0,
+                    "loss": loss if math.isfinite(loss) else None,
+                    "sq_norm": None,
+                },
                 Source(float(weight), delta),
             )
             for client, loss, weight, delta in rows
@@ -330,11 +335,12 @@ class Intake:
 
     def _add_rest(self, member: Member, weight: float) -> None:
         """What travels beside the parameters of an update that is in; then lets it go."""
-        assert member.source
-        self.buffers.add(member.source.buffers, weight)
-        if self.extra and member.source.extra:
-            self._sweep([member.source.extra], [(self.extra, [1.0])], measure=False)
-        member.source = None
+        source, member.source = member.source, None
+        assert source
+        if source.buffers:
+            self.buffers.add(source.buffers, weight)
+        if self.extra and source.extra:
+            self._sweep([source.extra], [(self.extra, [1.0])], measure=False)
 
     def _sweep(
         self,

@@ -93,7 +93,8 @@ class Gate:
 def _median(values: Collection[float]) -> float:
     """The lower median; 0 if there is none."""
     middle = (len(values) - 1) // 2
-    return float(np.partition(np.array(values), middle)[middle]) if values else 0.0
+    found = np.fromiter(values, float, len(values))
+    return float(np.partition(found, middle)[middle]) if values else 0.0
 
 
 Content = list[Tensor] | Tensor

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -120,7 +121,11 @@ class Pool:
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe()
         handle = context.Process(target=_work, args=(theirs, self.begin, os.getpid()), daemon=True)
-        handle.start()
+        with warnings.catch_warnings():
+            # Python ≥ 3.12 warns of threads that a fork leaves behind. Ours are torch's, and a
+            # worker computes on one thread only.
+            warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
+            handle.start()
         theirs.close()
         return Process(handle, ours)
 
