@@ -26,8 +26,8 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
-demo: $(READY) ## Train on handwritten digits, with and without FedGLAD
-	@$(VENV_PYTHON) examples/digits.py $(ARGS)
+demo: $(READY) ## FedAvg with and without FedGLAD on digits, one bad round forced
+	@$(VENV_PYTHON) examples/demo.py $(ARGS)
 
 test: $(READY) ## Run the fast tests (ARGS="-k glad" to choose)
 	@echo "Running the fast tests …"

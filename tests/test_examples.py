@@ -1,4 +1,4 @@
-"""What users copy must run: the demo as a program, the code on the NumPy page as it is printed."""
+"""What users copy must run: the examples as programs, the code on the pages as it is printed."""
 
 import re
 import subprocess
@@ -9,50 +9,70 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BLOCKS = re.findall(
-    r"^```python\n(.*?)^```", (ROOT / "docs/numpy.md").read_text("utf-8"), re.M | re.S
-)
 
 
-def demo(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "examples/digits.py"), *arguments]
+def blocks(page: str) -> list[str]:
+    text = (ROOT / page).read_text("utf-8")
+    return re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+
+
+def run(script: str | Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / script), *arguments]
     return subprocess.run(
         command, cwd=cwd, capture_output=True, text=True, encoding="utf-8", timeout=120
     )
 
 
-def test_demo_reports_and_draws_from_a_folder_with_a_space(tmp_path: Path):
+@pytest.mark.slow
+def test_demo_tells_and_draws_what_happened_and_finds_its_runs_again(tmp_path: Path):
     cwd = tmp_path / "my folder"
     cwd.mkdir()
-    done = demo("--seeds", "2", "--rounds", "4", cwd=cwd)
+    call = ["--seeds", "3", "--rounds", "6", "--out", "plots [1]/a"]
+    done = run("examples/demo.py", *call, cwd=cwd)
     assert done.returncode == 0, done.stderr
-    assert (cwd / "out/digits.png").read_bytes().startswith(b"\x89PNG")
+    assert (cwd / "plots [1]/a/digits.png").read_bytes().startswith(b"\x89PNG")
+    said = " ".join(done.stdout.split())
     for part in (
-        r"seed 2  FedGLAD  last 4 rounds +\d+\.\d %",
-        r"mean( +[+-]?\d+\.\d){5}",
-        r"FedGLAD minus FedAvg: [+-]\d+\.\d ± \d+\.\d points \(95 %, 2 paired seeds\): \w+",
-        r"Round 2, forced",
-        r"Plot: out/digits\.png",
+        r"6/6 seed=\d adapter\.name=\w+ accuracy \d+\.\d\d %",
+        r"adapter\.name=glad 3 \d+\.\d\d ± \d+\.\d\d \d+\.\d\d [+-]\d+\.\d\d \[",
+        r"Round 4 was forced: 5 clients, \d+ % of whose images are a \d\.",
+        r"FedAvg( \d+\.\d %){3} FedAvg \+ FedGLAD( \d+\.\d %){3}",
+        r"agreed (no )?more than usual: GSI \d\.\d\d, its running mean \d\.\d\d\.",
+        r"FedGLAD multiplied the step by \d\.\d\d",
+        r"At the end, over the last 10 rounds: [+-]\d+\.\d points \(95 %: .*, 3 seeds\), \w+",
+        r"Plot: plots \[1\]/a/digits\.png",
     ):
-        assert re.search(part, done.stdout), part
+        assert re.search(part, said), part
     assert "\x1b" not in done.stdout  # no colours, no cursor movements outside a terminal
 
+    again = run("examples/demo.py", *call, cwd=cwd)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.startswith("6 of 6 runs are in plots [1]/a/demo already")
+    assert again.stdout.partition("\n\n")[2] == done.stdout.partition("\n\n")[2]
 
+
+@pytest.mark.slow
 def test_demo_claims_nothing_from_one_seed(tmp_path: Path):
-    done = demo("--seeds", "1", "--rounds", "4", "--out", "plots [1]/a", cwd=tmp_path)
+    done = run("examples/demo.py", "--seeds", "1", "--rounds", "6", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "one seed cannot tell it from noise" in done.stdout
-    assert "Plot: plots [1]/a/digits.png" in done.stdout
-    assert (tmp_path / "plots [1]/a/digits.png").exists()
+    assert done.stdout.count("too few seeds") == 2
+    assert (tmp_path / "out/digits.png").exists()
 
 
 def test_demo_refuses_what_it_cannot_run(tmp_path: Path):
-    done = demo("--rounds", "3", cwd=tmp_path)
+    done = run("examples/demo.py", "--rounds", "5", cwd=tmp_path)
     assert done.returncode == 2
-    assert "--rounds of at least 4" in done.stderr
+    assert "--rounds of at least 6" in done.stderr
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=["numpy", "nested"])
+def test_an_own_loop_runs(tmp_path: Path):
+    done = run("examples/own_loop.py", "--rounds", "4", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    *_, last = done.stdout.splitlines()
+    assert re.fullmatch(r" +4( +\d+\.\d){2}( +\d\.\d\d){2}", last)
+
+
+@pytest.mark.parametrize("block", blocks("docs/numpy.md"), ids=["numpy", "nested"])
 def test_code_on_the_numpy_page_learns(block: str):
     scope: dict[str, Any] = {}
     exec(block, scope)
@@ -62,8 +82,18 @@ def test_code_on_the_numpy_page_learns(block: str):
 
 
 def test_code_on_the_run_page_runs(capsys: pytest.CaptureFixture[str]):
-    (block,) = re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "docs/run.md").read_text("utf-8"), re.M | re.S
-    )
+    (block,) = blocks("docs/run.md")
     exec(block, {})
     assert re.fullmatch(r"(\d 0\.\d+ \d\.\d+\n){3}", capsys.readouterr().out)
+
+
+@pytest.mark.slow
+def test_code_on_the_sweep_page_runs_and_finds_its_runs_again(tmp_path: Path):
+    (block,) = blocks("docs/sweep.md")
+    script = tmp_path / "many.py"
+    script.write_text(block, encoding="utf-8")
+    for end in ("finished", "kept"):
+        done = run(script, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count(f" {end} ") == 6
+        assert "label='adapter.name=glad'" in done.stdout
