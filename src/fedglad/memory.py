@@ -21,6 +21,7 @@ Vectors = dict[str, Tensor]
 
 SHELF = 1000  # clients whose files share a folder
 _FILE = re.compile(r"(\d+)\.(\d+)\.safetensors")
+_PROPOSAL = re.compile(r"\d+\.\d+\.proposal|\.\d+\.\d+\.proposal\.\d+\.tmp")
 
 
 class Memories:
@@ -30,8 +31,9 @@ class Memories:
         self._temporary = folder is None
         self.folder = folder or Path(tempfile.mkdtemp(prefix="fedglad-memories-"))
         self._versions: dict[int, list[int]] = {}  # of each client, ascending
-        self._fresh: list[Path] = []  # written since the last sync
+        self._fresh: dict[int, Path] = {}  # the newest of each client, written since the last sync
         self._several: set[int] = set()  # clients with more than one version
+        self._settled = self._saved = 0  # rounds: so far, and at the last sync
 
     def version(self, client: int) -> int:
         """The number of rounds after which the client's present memory was made; 0: it has none."""
@@ -45,7 +47,8 @@ class Memories:
         """Writes what the client would remember of round t; nothing counts before `settle`."""
         path = self._proposal(client, t)
         path.parent.mkdir(parents=True, exist_ok=True)
-        checkpoint.write(path, memory, {}, sync=False)
+        own = {name: vector.contiguous().clone() for name, vector in memory.items()}
+        checkpoint.write(path, own, {}, sync=False)
 
     def settle(self, t: int, cohort: Collection[int], accepted: Collection[int]) -> None:
         """Makes the proposals of the accepted clients their memories, and drops the others."""
@@ -56,15 +59,20 @@ class Memories:
                 proposal.unlink(missing_ok=True)
             elif proposal.exists():
                 proposal.replace(path)
+                self._drop_unsaved(client)
                 self._note(client, t + 1)
-                self._fresh.append(path)
+                self._fresh[client] = path
+        self._settled = t + 1
+        if self._temporary:  # nobody goes back in it
+            self.prune(t + 1)
 
     def sync(self) -> None:
         """Makes sure that all accepted memories are on the disk."""
-        folders = {path.parent for path in self._fresh}
-        for path in [*self._fresh, *folders]:
+        fresh = self._fresh.values()
+        for path in [*fresh, *{path.parent for path in fresh}]:
             checkpoint.sync(path)
         self._fresh.clear()
+        self._saved = self._settled
 
     def prune(self, oldest: int) -> None:
         """Drops what no checkpoint from round `oldest` on can ask for."""
@@ -77,18 +85,25 @@ class Memories:
 
     def restore(self, t: int) -> None:
         """Goes back to the memories as they were after t rounds."""
-        self._versions, self._fresh, self._several = {}, [], set()
+        self._versions, self._fresh, self._several = {}, {}, set()
+        self._settled = self._saved = t
         for path in sorted(self.folder.glob("*/*"), key=_order):
             found = _FILE.fullmatch(path.name)
             if found and int(found[2]) <= t:
                 self._note(int(found[1]), int(found[2]))
-            else:
+            elif found or _PROPOSAL.fullmatch(path.name):
                 path.unlink()
 
     def close(self) -> None:
         """Removes a temporary folder."""
         if self._temporary:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _drop_unsaved(self, client: int) -> None:
+        """Drops a version that came after the last checkpoint and is now replaced."""
+        versions = self._versions.get(client)
+        if versions and versions[-1] > self._saved:
+            self._path(client, versions.pop()).unlink(missing_ok=True)
 
     def _note(self, client: int, version: int) -> None:
         versions = self._versions.setdefault(client, [])

@@ -77,7 +77,11 @@ class Simulation:
             plan.seed,
             self.memories,
         )
-        self.engine: Engine = plan.engine.start(job)
+        try:
+            self.engine: Engine = plan.engine.start(job)
+        except BaseException:
+            self._forget()
+            raise
 
     def rounds(self) -> Iterator[Round]:
         """The rounds from here to the last."""
@@ -108,6 +112,9 @@ class Simulation:
     def close(self) -> None:
         """Ends the engine's processes."""
         self.engine.close()
+        self._forget()
+
+    def _forget(self) -> None:
         if self.memories:
             self.memories.close()
 

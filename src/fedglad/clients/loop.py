@@ -153,19 +153,24 @@ class Workbench:
             for name, parameter in model.named_parameters()
             if not parameter.requires_grad
         ]
-        self.buffers = {name: b for name, b in model.named_buffers() if name in self.layout.buffers}
-        self.unsent = [
-            (module, name, value.clone())
+        places_of = [
+            (".".join([*([path] if path else []), name]), module, name, value.clone())
             for path, module in model.named_modules()
             for name, value in module.named_buffers(recurse=False)
-            if ".".join([*([path] if path else []), name]) not in self.buffers
         ]
+        self.buffers = {
+            path: (module, name)
+            for path, module, name, _ in places_of
+            if path in self.layout.buffers
+        }
+        self.unsent = [found[1:] for found in places_of if found[0] not in self.buffers]
 
     def load(self, theta: Tensor, buffers: Mapping[str, Tensor]) -> None:
         """Takes over the global model."""
         self.w.copy_(theta)
-        for name, own in self.buffers.items():
-            own.copy_(buffers[name])
+        for path, (module, name) in self.buffers.items():
+            own = buffers[path].to(self.w.device, copy=True)  # a model may have put another there
+            setattr(module, name, own)
         for module, name, start in self.unsent:  # nothing may pass from one client to the next
             setattr(module, name, start.clone())
 
@@ -209,7 +214,10 @@ class Workbench:
                 self.w[span] = theta[span]
         delta = torch.sub(theta, self.w, out=out)
         new_memory, extra = client.finish(delta, total, memory, sent)
-        kept = {name: value.clone() for name, value in self.buffers.items()}
+        kept = {
+            path: getattr(module, name).detach().clone()
+            for path, (module, name) in self.buffers.items()
+        }
         return Result(delta, kept, total, float(losses) / max(total, 1), new_memory, extra)
 
 

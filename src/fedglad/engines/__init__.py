@@ -120,15 +120,18 @@ class Worker:
             result.delta = result.delta.cpu() if out is None else out.copy_(result.delta)
             result.buffers, result.memory = _on(result.buffers, CPU), _on(result.memory, CPU)
             result.extra = None if result.extra is None else result.extra.cpu()
-        if job.memories:
-            job.memories.propose(client, call.t, result.memory)
         return result
+
+    def remember(self, call: Call, client: int, result: Result) -> None:
+        """Keeps what the client would remember; if the disk fails, it is no client's fault."""
+        if self.job.memories:
+            self.job.memories.propose(client, call.t, result.memory)
 
     def call(self, t: int, packed: Packed, sent: Memory) -> Call:
         """What the clients of a round are sent, on the device."""
-        return Call(
-            t, packed[0].to(self.device), _on(packed[1], self.device), _on(sent, self.device)
-        )
+        device, zeros = self.device, self.bench.zeros
+        heard = {name: sent.get(name, zeros) for name in self.job.client.hears}
+        return Call(t, packed[0].to(device), _on(packed[1], device), _on(heard, device))
 
     @staticmethod
     def chunks(test_size: int) -> int:
@@ -202,9 +205,14 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ValueError(f"device = {name!r}: choose auto, cpu, cuda, cuda:1, ...") from None
-    if device.type != "cpu" and not getattr(torch, device.type).is_available():
+    if device.type != "cpu" and (device.index or 0) >= _count(device):
         raise ValueError(f"device = {name!r}: there is none here; choose auto or cpu")
     return device
+
+
+def _count(device: torch.device) -> int:
+    kind = getattr(torch, device.type, None)
+    return kind.device_count() if kind and hasattr(kind, "device_count") else 0
 
 
 def _on(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:

@@ -18,9 +18,10 @@ from typing import Annotated, Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy
+from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
 from fedglad.clients.loop import Memory, move, seed_torch, slot_names
 from fedglad.engines import (
@@ -82,7 +83,7 @@ class Member:
 
     def kind(self) -> tuple[Any, ...]:
         """What clients that are trained together have in common."""
-        return (*self.x.shape[1:], self.x.dtype, self.y.dtype)
+        return (*self.x.shape[1:], self.x.dtype, *self.y.shape[1:], self.y.dtype)
 
 
 class BatchedEngine:
@@ -94,6 +95,12 @@ class BatchedEngine:
         self.bench = worker.bench
         self.threads = count
         self.limit = max(1, GROUP_ELEMENTS // self.bench.layout.size)
+        model = self.bench.model
+        self.own_buffers = dict(model.named_buffers())
+        mixing = any(isinstance(module, _BatchNorm) for module in model.modules())
+        self.mixes = mixing or bool(self.own_buffers)  # a sample of a batch may change the others
+        self.trained = [name for name, p in model.named_parameters() if p.requires_grad]
+        self.whole = _Whole(model)
         self.scores = vmap(self._scores, randomness="different")
         self.each_loss = vmap(vmap(self._sample_loss))
         self.mean_loss = vmap(self.job.loss)
@@ -131,7 +138,7 @@ class BatchedEngine:
     def _fetch(self, clients: Sequence[int]) -> list[Samples | Exception]:
         """The clients' samples; where they lie if the data set can tell, else what each gives."""
         data = self.job.data
-        if isinstance(data, Located):
+        if isinstance(data, Located) and _knows_itself(type(data)):
             x, y, found = data.locate(clients)
             return [(x, y, rows) for rows in found]
         return [_attempt(data.client, client) for client in clients]
@@ -147,11 +154,11 @@ class BatchedEngine:
     def _alike(self, members: list[Member]) -> list[list[Member]]:
         """Those that can be trained together, most steps first."""
         groups: dict[Any, list[Member]] = {}
-        if not self.bench.buffers and all(member.x is members[0].x for member in members):
+        if not self.mixes and all(member.x is members[0].x for member in members):
             groups[None] = members
         else:
             for member in members:
-                n = _size((member.x, member.y, member.rows)) if self.bench.buffers else 0
+                n = _size((member.x, member.y, member.rows)) if self.mixes else 0
                 groups.setdefault((member.kind(), n), []).append(member)
         return [sorted(group, key=lambda m: -len(m.batches)) for group in groups.values()]
 
@@ -161,6 +168,8 @@ class BatchedEngine:
         """Trains them together; if that fails, one by one, so that each fails for itself."""
         try:
             return self._train(call, members, deltas)
+        except OSError:  # a memory could not be written: no client's fault
+            raise
         except Exception as error:
             if len(members) == 1:
                 return {members[0].place: _failure(members[0].client, error)}
@@ -175,24 +184,31 @@ class BatchedEngine:
         client, bench, theta, k = self.job.client, self.bench, call.theta, len(members)
         totals = [len(member.batches) for member in members]
         batches = _Batches(members, self.worker.device)
-        w, grad = self._matrix("w", k).copy_(theta), self._matrix("grad", k).zero_()
+        w, grad = self._matrix("w", k).copy_(theta), self._matrix("grad", k)
         values, grads = self._views(w), self._views(grad)
-        buffers = {n: torch.stack([call.buffers[n]] * k) for n in bench.buffers}
+        buffers = {
+            name: torch.stack([call.buffers.get(name, value)] * k)
+            for name, value in self.own_buffers.items()
+        }
         slots = {name: self._matrix(name, k).zero_() for name in slot_names(client)}
         memory = self._memory(members)
-        sent = call.sent or dict.fromkeys(client.hears, bench.zeros)
         losses = torch.zeros(k, device=w.device)
         for step in range(totals[0]):
             now = slice(sum(total > step for total in totals))  # the rows still at work
             x, y, weight = batches.take(step, now.stop)
-            own = {n: v[now].detach().requires_grad_() for n, v in values.items()}
-            loss = self._loss(self.scores(own, _rows(buffers, now), x), y, weight)
+            own = {name: value[now].detach() for name, value in values.items()}
+            wanted = [own[name].requires_grad_() for name in self.trained]
+            scores, left = self.scores(own, _rows(buffers, now), x)
+            loss = self._loss(scores, y, weight)
             # A client's loss depends on its own row alone, so this is every client's gradient.
-            new = torch.autograd.grad(loss.sum(), list(own.values()), materialize_grads=True)
+            new = torch.autograd.grad(loss.sum(), wanted, materialize_grads=True)
             losses[now] += loss.detach()
-            for target, value in zip(grads.values(), new, strict=True):
-                target[now] = value
-            client.correct(grad[now], w[now], theta, _rows(memory, now), sent)
+            for name, value in left.items():
+                buffers[name][now] = value.detach()
+            grad[now] = 0
+            for name, value in zip(self.trained, new, strict=True):
+                grads[name][now] = value
+            client.correct(grad[now], w[now], theta, _rows(memory, now), call.sent)
             if client.clip_norm:
                 _clip(grad[now], client.clip_norm)
             for total, rows in _runs(totals[now]):
@@ -205,13 +221,16 @@ class BatchedEngine:
         deltas[slice(None) if places == list(range(len(deltas))) else places] = delta
         found: dict[int, Brought | Failure] = {}
         for total, rows in _runs(totals):
-            kept, extra = client.finish(delta[rows], total, _rows(memory, rows), sent)
+            kept, extra = client.finish(delta[rows], total, _rows(memory, rows), call.sent)
             self._remember(call.t, members[rows], kept)
+            extra = None if extra is None else extra.expand_as(delta[rows]).clone()
             pairs = zip(members[rows], (losses[rows] / total).tolist(), strict=True)
             found |= {member.place: Brought(total, loss) for member, loss in pairs}
-            for row, member in enumerate(members[rows] if buffers or extra is not None else []):
+            for row, member in enumerate(
+                members[rows] if bench.buffers or extra is not None else []
+            ):
                 brought = cast(Brought, found[member.place])
-                brought.buffers = {n: v[rows][row].cpu() for n, v in buffers.items()}
+                brought.buffers = {n: buffers[n][rows][row].cpu() for n in bench.buffers}
                 brought.extra = None if extra is None else extra[row].cpu()
         return found
 
@@ -226,7 +245,7 @@ class BatchedEngine:
     def _remember(self, t: int, members: list[Member], memory: Memory) -> None:
         if self.job.memories:
             for row, member in enumerate(members):
-                own = {name: vectors[row].cpu().clone() for name, vectors in memory.items()}
+                own = {n: v[row if v.dim() > 1 else ...].cpu() for n, v in memory.items()}
                 self.job.memories.propose(member.client, t, own)
 
     def _matrix(self, name: str, k: int) -> Tensor:
@@ -244,8 +263,9 @@ class BatchedEngine:
         places = zip(layout.names, layout.starts, layout.numels, layout.shapes, strict=True)
         return {n: matrix[:, s : s + size].view(-1, *shape) for n, s, size, shape in places}
 
-    def _scores(self, params: Memory, buffers: Memory, x: Tensor) -> Tensor:
-        return functional_call(self.bench.model, {**params, **buffers}, (x,))
+    def _scores(self, params: Memory, buffers: Memory, x: Tensor) -> tuple[Tensor, Memory]:
+        named = {f"model.{name}": value for name, value in {**params, **buffers}.items()}
+        return functional_call(self.whole, named, (x, bool(buffers)))
 
     def _loss(self, scores: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
         """Every client's loss: the mean over its samples, or their sum by weight."""
@@ -259,6 +279,18 @@ class BatchedEngine:
 
     def _sample_loss(self, scores: Tensor, y: Tensor) -> Tensor:
         return self.job.loss(scores.unsqueeze(0), y.unsqueeze(0))
+
+
+class _Whole(nn.Module):
+    """A model that also gives back its buffers as a call leaves them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, buffers: bool) -> tuple[Tensor, Memory]:
+        scores = self.model(x)
+        return scores, dict(self.model.named_buffers()) if buffers else {}
 
 
 class _Batches:
@@ -284,9 +316,10 @@ class _Batches:
         if sizes.min() == sizes.max():
             index = np.stack(chosen)
         else:
-            index = np.full((count, sizes.max()), chosen[0][0])
+            index = np.empty((count, sizes.max()), np.int64)
             for filled, rows in zip(index, chosen, strict=True):
                 filled[: len(rows)] = rows
+                filled[len(rows) :] = rows[0]  # its own: NaN times 0 is NaN
             there = np.arange(index.shape[1]) < sizes[:, None]
             weight = torch.from_numpy(there / sizes[:, None]).to(self.device, torch.float32)
         rows = torch.from_numpy(index.reshape(-1))
@@ -314,12 +347,26 @@ def _rows(matrices: Memory, rows: slice) -> Memory:
 
 def _attempt(ask: Callable[[int], tuple[Tensor, Tensor]], client: int) -> Samples | Exception:
     try:
-        x, y = ask(client)
+        x, y = (_tensor(part) for part in ask(client))
         if not len(y):
             raise ValueError("the client has no samples")
+        if len(x) < len(y):
+            raise IndexError(f"the client has {len(x)} inputs for {len(y)} targets")
+        return x[: len(y)], y, None
     except Exception as error:
         return error
-    return x, y, None
+
+
+def _tensor(part: Any) -> Tensor:
+    if not isinstance(part, Tensor):
+        raise TypeError(f"the client has a {type(part).__name__}, not a tensor")
+    return part
+
+
+def _knows_itself(data: type) -> bool:
+    """Whether `locate` speaks for `client`: not if a subclass has its own client only."""
+    order = [name for cls in data.__mro__ for name in ("locate", "client") if name in vars(cls)]
+    return order[0] == "locate"
 
 
 def _size(data: Samples) -> int:

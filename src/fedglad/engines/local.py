@@ -105,6 +105,8 @@ class LocalEngine:
         return as_group(self.job, clients, self.slots[slot], found)
 
     def _brought(self, slot: int, at: int, client: int, answer: Any) -> Brought | Failure:
+        if isinstance(answer, OSError):
+            raise answer
         if isinstance(answer[0], str):
             return Failure(client, *answer)
         *rest, has_extra = answer
@@ -140,9 +142,15 @@ class LocalEngine:
                     has_extra = len(self.extras) > 0 and result.extra is not None
                     if result.extra is not None and has_extra:
                         self.extras[slot, at] = result.extra
-                    answers.append((result.steps, result.loss, _arrays(result.buffers), has_extra))
+                    answer = (result.steps, result.loss, _arrays(result.buffers), has_extra)
                 except Exception as error:
-                    answers.append((f"{type(error).__name__}: {error}", traceback.format_exc()))
+                    answer = (f"{type(error).__name__}: {error}", traceback.format_exc())
+                else:
+                    try:
+                        worker.remember(call, client, result)
+                    except OSError as error:
+                        answer = error
+                answers.append(answer)
                 deaths[at] -= 1
             return answers
 

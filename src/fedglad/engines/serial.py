@@ -62,6 +62,7 @@ class SerialEngine:
             result = self.worker.train(call, client, version, out)
         except Exception as error:
             return Failure(client, f"{type(error).__name__}: {error}", traceback.format_exc())
+        self.worker.remember(call, client, result)
         return Brought(result.steps, result.loss, result.buffers, result.extra)
 
     def evaluate(self, packed: Packed) -> Evaluation:
