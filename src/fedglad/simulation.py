@@ -57,6 +57,7 @@ class Simulation:
         self.pool = Pool(plan.data.clients, plan.data.size, labels)
         plan.sampler.check(self.pool)
         self.counts = _counts(self.pool)
+        self.everybody = None if self.counts is None else self.counts.sum(axis=0)
         self.server = Server(
             plan.model,
             optimizer=plan.optimizer,
@@ -133,11 +134,11 @@ class Simulation:
 
     def _similarity(self, cohort: tuple[int, ...]) -> float | None:
         """The paper's sim_score: cosine of the cohort's merged class counts and everybody's."""
-        if self.counts is None:
+        if self.counts is None or self.everybody is None:
             return None
-        merged, everybody = self.counts[list(cohort)].sum(axis=0), self.counts.sum(axis=0)
-        length = np.linalg.norm(merged) * np.linalg.norm(everybody)
-        return float(merged @ everybody / length) if length else None
+        merged = self.counts[list(cohort)].sum(axis=0)
+        length = np.linalg.norm(merged) * np.linalg.norm(self.everybody)
+        return float(merged @ self.everybody / length) if length else None
 
 
 def _seen(t: int, groups: Iterator[Group], weights: tuple[float, ...] | None) -> Iterator[Group]:

@@ -216,6 +216,18 @@ class Remembering(RuleBasedStateMachine):
             assert 0 <= version <= self.t
 
     @invariant()
+    def both_checkpoints_find_what_was_remembered_then(self) -> None:
+        """As `restore` would: of each client the newest that is not newer than the checkpoint."""
+        for t, then in self.saved:
+            known: dict[int, int] = {}
+            for name in files(self.folder):
+                client, version = map(int, name.split(".")[:2])
+                if version <= t:
+                    known[client] = max(known.get(client, 0), version)
+            found = {c: self.memories.read(c, v)["c"][0].item() for c, v in known.items()}
+            assert found == then
+
+    @invariant()
     def nothing_is_left_of_what_was_not_accepted(self) -> None:
         assert all(name.endswith(".safetensors") for name in files(self.folder))
 

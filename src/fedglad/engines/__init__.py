@@ -177,7 +177,7 @@ def as_group(
             steps=[brought.steps for brought in plain],
             losses=[brought.loss for brought in plain],
         )
-    pairs = zip(clients, deltas, found, strict=False)
+    pairs = zip(clients, deltas[: len(clients)], found, strict=True)
     return Several(_update(job, client, delta, brought) for client, delta, brought in pairs)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, log_softmax
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
 from fedglad.clients.loop import Memory, move, seed_torch, slot_names
@@ -264,13 +264,17 @@ class BatchedEngine:
         return {n: matrix[:, s : s + size].view(-1, *shape) for n, s, size, shape in places}
 
     def _scores(self, params: Memory, buffers: Memory, x: Tensor) -> tuple[Tensor, Memory]:
+        if not buffers:
+            return functional_call(self.bench.model, params, (x,)), {}
         named = {f"model.{name}": value for name, value in {**params, **buffers}.items()}
-        return functional_call(self.whole, named, (x, bool(buffers)))
+        return functional_call(self.whole, named, (x,))
 
     def _loss(self, scores: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
         """Every client's loss: the mean over its samples, or their sum by weight."""
-        if self.job.loss is cross_entropy and y.dim() == 2 and int(y.min()) >= 0:  # without vmap
-            each = cross_entropy(scores.flatten(0, 1), y.flatten(), reduction="none").view_as(y)
+        if self.job.loss is cross_entropy and y.dim() == 2 and int(y.min()) >= 0:
+            # Without vmap, and along the first dimension: torch is ten times faster at that.
+            columns = log_softmax(scores.flatten(0, 1).t(), dim=0)
+            each = columns.gather(0, y.view(1, -1)).neg().view_as(y)
         elif weight is None:
             return self.mean_loss(scores, y)
         else:
@@ -288,9 +292,9 @@ class _Whole(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, x: Tensor, buffers: bool) -> tuple[Tensor, Memory]:
+    def forward(self, x: Tensor) -> tuple[Tensor, Memory]:
         scores = self.model(x)
-        return scores, dict(self.model.named_buffers()) if buffers else {}
+        return scores, dict(self.model.named_buffers())
 
 
 class _Batches:

@@ -130,7 +130,7 @@ class LocalEngine:
 
         def train(slot: int, t: int, buffers: Any, clients: Sequence[tuple[int, int]]) -> list[Any]:
             call = worker.call(t, (self.theta, _tensors(buffers)), self.sent)
-            deltas, deaths = self.slots[slot].unbind(), self.deaths[slot]
+            deltas, deaths = self.slots[slot, : len(clients)].unbind(), self.deaths[slot]
             answers: list[Any] = []
             for at, (client, version) in enumerate(clients):
                 if deaths[at] >= TRIES:

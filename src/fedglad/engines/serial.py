@@ -51,7 +51,7 @@ class SerialEngine:
         for k in range(0, len(cohort), len(self.deltas)):
             clients = cohort[k : k + len(self.deltas)]
             with threads(1):
-                pairs = zip(clients, self.deltas, strict=False)
+                pairs = zip(clients, self.deltas[: len(clients)], strict=True)
                 found = [self._client(call, client, out) for client, out in pairs]
             yield as_group(self.worker.job, clients, self.deltas, found)
 
