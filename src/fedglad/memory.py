@@ -40,8 +40,11 @@ class Memories:
         return self._versions.get(client, [0])[-1]
 
     def read(self, client: int, version: int) -> Vectors:
-        """A client's memory; empty for version 0."""
-        return checkpoint.read(self._path(client, version))[0] if version else {}
+        """A client's memory; empty for version 0. OSError if it cannot be read."""
+        try:
+            return checkpoint.read(self._path(client, version))[0] if version else {}
+        except checkpoint.CheckpointError as error:
+            raise OSError(str(error)) from error
 
     def propose(self, client: int, t: int, memory: Vectors) -> None:
         """Writes what the client would remember of round t; nothing counts before `settle`."""
@@ -69,7 +72,8 @@ class Memories:
     def sync(self) -> None:
         """Makes sure that all accepted memories are on the disk."""
         fresh = self._fresh.values()
-        for path in [*fresh, *{path.parent for path in fresh}]:
+        shelves = {path.parent for path in fresh}
+        for path in [*fresh, *shelves, *([self.folder, self.folder.parent] if shelves else [])]:
             checkpoint.sync(path)
         self._fresh.clear()
         self._saved = self._settled

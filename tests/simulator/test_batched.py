@@ -597,6 +597,45 @@ def test_nan_of_one_client_poisons_that_client_alone(name: str, value: float, ba
     assert max(far(brought[k], wanted[k]) for k in range(5) if k != bad) < 2e-5
 
 
+class Tokens:
+    """Three clients whose samples have four targets, some of them −100: to be ignored."""
+
+    clients = 3
+
+    def __init__(self) -> None:
+        rng = torch.Generator().manual_seed(1)
+        self.parts = [
+            (torch.randn(n, 4, 8, generator=rng), torch.randint(5, (n, 4), generator=rng))
+            for n in (3, 8, 9)
+        ]
+        for _, y in self.parts:
+            y[0, :3] = -100
+
+    def size(self, k: int) -> int:
+        return len(self.parts[k][1])
+
+    def client(self, k: int) -> tuple[Tensor, Tensor]:
+        return self.parts[k]
+
+    def test(self) -> tuple[Tensor, Tensor]:
+        return self.parts[0]
+
+
+class Tagger(nn.Linear):
+    """A score of five classes for each of the four."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).transpose(1, 2)
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+def test_targets_to_be_ignored_are(tokens: bool):
+    torch.manual_seed(7)
+    ignoring = Spoiled(lambda x, y: (x, torch.where(torch.arange(len(y)) < 2, -100, y)))
+    data, model = (Tokens(), Tagger(8, 5)) if tokens else (ignoring, MODELS["mlp"]())
+    check(data, model, Plain(lr=0.05, batch_size=8, epochs=2))
+
+
 class Branching(nn.Linear):
     """Looks at its inputs to decide what to do, which vmap cannot do."""
 

@@ -334,6 +334,25 @@ def test_a_skipped_round_changes_no_memory(engine: str):
     assert sorted(found["status"] for found in rounds) == ["skipped"] + ["stepped"] * 4
 
 
+@pytest.mark.parametrize(
+    "engine",
+    [
+        "serial",
+        "local",
+        "batched",
+    ],
+)
+def test_a_memory_that_is_gone_stops_the_run(temporary: Path, engine: str):
+    """It is no client's fault, and to leave the client out for it would change the result."""
+    given = {**SCAFFOLD, **ENGINES[engine], "data.clients": 3, "rounds": 3}
+    rounds: Any = simulate("digits", given)
+    next(rounds)
+    for path in temporary.rglob("0.1.safetensors"):
+        path.unlink()
+    with closing(rounds), pytest.raises(OSError, match="no saved state"):
+        next(rounds)
+
+
 def test_without_a_method_that_remembers_there_are_none():
     with closing(Simulation(load("digits", TINY)[1].plan())) as simulation:
         assert simulation.memories is None
@@ -403,11 +422,21 @@ def test_simulate_removes_its_folder_when_it_raises(temporary: Path):
     assert list(temporary.iterdir()) == []
 
 
+class Mixed(nn.Module):
+    """Two dtypes, which no engine can train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 8), nn.Linear(8, 10, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x.flatten(1)).double())
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_simulation_that_cannot_start_leaves_no_folder(temporary: Path, engine: str):
-    mixed = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 10, dtype=torch.float64))
     with pytest.raises(ValueError, match="one dtype"):
-        next(simulate("digits", {**SCAFFOLD, **ENGINES[engine]}, model=mixed))  # type: ignore
+        next(simulate("digits", {**SCAFFOLD, **ENGINES[engine]}, model=Mixed()))  # type: ignore
     given = {**SCAFFOLD, **ENGINES[engine], "engine.device": "nonsense"}
     with pytest.raises(ValueError, match="device"):
         next(simulate("digits", given))  # type: ignore

@@ -99,12 +99,11 @@ class Worker:
         self.bench = Workbench(job.build().to(device), job.loss)
         self.test = job.data.test()
 
-    def train(self, call: Call, client: int, version: int, out: Tensor | None = None) -> Result:
-        """One client's round, with the memory of that version; `call` is on the device."""
+    def train(self, call: Call, client: int, memory: Memory, out: Tensor | None = None) -> Result:
+        """One client's round; `call` is on the device."""
         job, device = self.job, self.device
         x, y = job.data.client(client)
         rng = stream(job.seed, "client", call.t, client)
-        memory = job.memories.read(client, version) if job.memories else {}
         result = self.bench.train(
             job.client,
             call.theta,
@@ -122,8 +121,12 @@ class Worker:
             result.extra = None if result.extra is None else result.extra.cpu()
         return result
 
+    def recall(self, client: int, version: int) -> Memory:
+        """What the client remembers; if the disk fails, it is no client's fault: OSError."""
+        return self.job.memories.read(client, version) if self.job.memories else {}
+
     def remember(self, call: Call, client: int, result: Result) -> None:
-        """Keeps what the client would remember; if the disk fails, it is no client's fault."""
+        """Keeps what the client would remember; OSError as above."""
         if self.job.memories:
             self.job.memories.propose(client, call.t, result.memory)
 

@@ -11,10 +11,10 @@ buffer (batch normalisation) nothing is filled up: clients of equal size go toge
 """
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
-from typing import Annotated, Any, Protocol, cast, runtime_checkable
+from itertools import groupby
+from typing import Annotated, Any, cast
 
 import numpy as np
 import torch
@@ -37,13 +37,12 @@ from fedglad.engines import (
     find_device,
     threads,
 )
+from fedglad.engines.samples import Batches, Member, Samples, fetch, size
 from fedglad.engines.serial import SerialEngine
 from fedglad.records import Failure
 from fedglad.rng import stream
 
-Samples = tuple[Tensor, Tensor, np.ndarray | None]  # inputs, targets, and whose rows of them
-
-GROUP_ELEMENTS = 1 << 22  # of one matrix: so many parameters of all clients trained together
+GROUP_ELEMENTS = 1 << 22  # parameters, or inputs, of all clients that are trained together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,29 +62,6 @@ class Batched:
         return BatchedEngine(Worker(job, find_device(self.device)), self.threads)
 
 
-@runtime_checkable
-class Located(Protocol):
-    """A data set in memory, of which clients own rows."""
-
-    def locate(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, list[np.ndarray]]: ...
-
-
-@dataclass(slots=True)
-class Member:
-    """A client that trains: its place in the group, its samples and its batches of them."""
-
-    place: int
-    client: int
-    x: Tensor
-    y: Tensor
-    rows: np.ndarray | None  # its rows of x and y; None: all
-    batches: list[np.ndarray | slice]
-
-    def kind(self) -> tuple[Any, ...]:
-        """What clients that are trained together have in common."""
-        return (*self.x.shape[1:], self.x.dtype, *self.y.shape[1:], self.y.dtype)
-
-
 class BatchedEngine:
     """Trains a group of clients as the rows of matrices."""
 
@@ -94,7 +70,8 @@ class BatchedEngine:
         self.job = worker.job
         self.bench = worker.bench
         self.threads = count
-        self.limit = max(1, GROUP_ELEMENTS // self.bench.layout.size)
+        inputs = self.job.client.batch_size * worker.test[0][:1].numel()
+        self.limit = max(1, GROUP_ELEMENTS // max(self.bench.layout.size, inputs))
         model = self.bench.model
         self.own_buffers = dict(model.named_buffers())
         mixing = any(isinstance(module, _BatchNorm) for module in model.modules())
@@ -126,7 +103,9 @@ class BatchedEngine:
         deltas = self._matrix("deltas", len(clients))
         found: dict[int, Brought | Failure] = {}
         members: list[Member] = []
-        for place, (client, data) in enumerate(zip(clients, self._fetch(clients), strict=True)):
+        for place, (client, data) in enumerate(
+            zip(clients, fetch(self.job.data, clients), strict=True)
+        ):
             if isinstance(data, Exception):
                 found[place] = _failure(client, data)
             else:
@@ -135,16 +114,8 @@ class BatchedEngine:
             found |= self._try(call, alike, deltas)
         return as_group(self.job, clients, deltas.cpu(), [found[k] for k in range(len(clients))])
 
-    def _fetch(self, clients: Sequence[int]) -> list[Samples | Exception]:
-        """The clients' samples; where they lie if the data set can tell, else what each gives."""
-        data = self.job.data
-        if isinstance(data, Located) and _knows_itself(type(data)):
-            x, y, found = data.locate(clients)
-            return [(x, y, rows) for rows in found]
-        return [_attempt(data.client, client) for client in clients]
-
     def _batches(self, t: int, client: int, data: Samples) -> list[np.ndarray | slice]:
-        settings, n = self.job.client, _size(data)
+        settings, n = self.job.client, size(data)
         if n <= settings.batch_size:  # all of it every time: the order changes nothing
             return [slice(None)] * settings.count(n)
         rng = stream(self.job.seed, "client", t, client)
@@ -158,7 +129,7 @@ class BatchedEngine:
             groups[None] = members
         else:
             for member in members:
-                n = _size((member.x, member.y, member.rows)) if self.mixes else 0
+                n = size((member.x, member.y, member.rows)) if self.mixes else 0
                 groups.setdefault((member.kind(), n), []).append(member)
         return [sorted(group, key=lambda m: -len(m.batches)) for group in groups.values()]
 
@@ -183,7 +154,7 @@ class BatchedEngine:
     ) -> dict[int, Brought | Failure]:
         client, bench, theta, k = self.job.client, self.bench, call.theta, len(members)
         totals = [len(member.batches) for member in members]
-        batches = _Batches(members, self.worker.device)
+        batches = Batches(members, self.worker.device)
         w, grad = self._matrix("w", k).copy_(theta), self._matrix("grad", k)
         values, grads = self._views(w), self._views(grad)
         buffers = {
@@ -275,6 +246,8 @@ class BatchedEngine:
             # Without vmap, and along the first dimension: torch is ten times faster at that.
             columns = log_softmax(scores.flatten(0, 1).t(), dim=0)
             each = columns.gather(0, y.view(1, -1)).neg().view_as(y)
+        elif self.job.loss is cross_entropy and not y.is_floating_point():
+            return _mean_of_targets(scores, y, weight)
         elif weight is None:
             return self.mean_loss(scores, y)
         else:
@@ -297,38 +270,13 @@ class _Whole(nn.Module):
         return scores, dict(self.model.named_buffers())
 
 
-class _Batches:
-    """The clients' samples in one tensor, and which of them a step takes."""
-
-    def __init__(self, members: list[Member], device: torch.device) -> None:
-        self.members, self.device = members, device
-        if all(member.x is members[0].x and member.rows is not None for member in members):
-            self.x, self.y = members[0].x, members[0].y
-            self.rows = [member.rows for member in members]
-        else:
-            self.x = torch.cat([member.x for member in members])
-            self.y = torch.cat([member.y for member in members])
-            starts = np.cumsum([0, *(len(member.y) for member in members)]).tolist()
-            self.rows = [np.arange(*ends) for ends in pairwise(starts)]
-
-    def take(self, step: int, count: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Inputs and targets (client, sample) of the first clients, and what each counts for."""
-        pairs = zip(self.rows[:count], self.members, strict=False)
-        chosen = [rows[member.batches[step]] for rows, member in pairs]  # pyright: ignore[reportOptionalSubscript]
-        sizes = np.array([len(rows) for rows in chosen])
-        weight = None
-        if sizes.min() == sizes.max():
-            index = np.stack(chosen)
-        else:
-            index = np.empty((count, sizes.max()), np.int64)
-            for filled, rows in zip(index, chosen, strict=True):
-                filled[: len(rows)] = rows
-                filled[len(rows) :] = rows[0]  # its own: NaN times 0 is NaN
-            there = np.arange(index.shape[1]) < sizes[:, None]
-            weight = torch.from_numpy(there / sizes[:, None]).to(self.device, torch.float32)
-        rows = torch.from_numpy(index.reshape(-1))
-        x, y = (whole.index_select(0, rows).unflatten(0, index.shape) for whole in (self.x, self.y))
-        return x.to(self.device), y.to(self.device), weight
+def _mean_of_targets(scores: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+    """cross_entropy of every client where some targets do not count (−100): their mean."""
+    each = cross_entropy(scores.flatten(0, 1), y.flatten(0, 1), reduction="none").view_as(y)
+    counted = y != -100
+    if weight is not None:
+        counted &= (weight > 0).view(*weight.shape, *[1] * (y.dim() - 2))
+    return (each * counted).flatten(1).sum(dim=1) / counted.flatten(1).sum(dim=1)
 
 
 def _clip(grad: Tensor, most: float) -> None:
@@ -347,35 +295,6 @@ def _runs(totals: Sequence[int]) -> Iterator[tuple[int, slice]]:
 
 def _rows(matrices: Memory, rows: slice) -> Memory:
     return {name: matrix[rows] for name, matrix in matrices.items()}
-
-
-def _attempt(ask: Callable[[int], tuple[Tensor, Tensor]], client: int) -> Samples | Exception:
-    try:
-        x, y = (_tensor(part) for part in ask(client))
-        if not len(y):
-            raise ValueError("the client has no samples")
-        if len(x) < len(y):
-            raise IndexError(f"the client has {len(x)} inputs for {len(y)} targets")
-        return x[: len(y)], y, None
-    except Exception as error:
-        return error
-
-
-def _tensor(part: Any) -> Tensor:
-    if not isinstance(part, Tensor):
-        raise TypeError(f"the client has a {type(part).__name__}, not a tensor")
-    return part
-
-
-def _knows_itself(data: type) -> bool:
-    """Whether `locate` speaks for `client`: not if a subclass has its own client only."""
-    order = [name for cls in data.__mro__ for name in ("locate", "client") if name in vars(cls)]
-    return order[0] == "locate"
-
-
-def _size(data: Samples) -> int:
-    _, y, rows = data
-    return len(y) if rows is None else len(rows)
 
 
 def _failure(client: int, error: Exception) -> Failure:

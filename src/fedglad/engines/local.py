@@ -19,6 +19,7 @@ from fedglad.engines import (
     DEVICE,
     GROUP_BYTES,
     Brought,
+    Call,
     Evaluation,
     Group,
     Job,
@@ -128,6 +129,24 @@ class LocalEngine:
         """Runs in each worker."""
         worker = Worker(self.job, self.device)
 
+        def answer(call: Call, client: int, version: int, delta: Tensor, slot: int, at: int) -> Any:
+            try:
+                memory = worker.recall(client, version)
+            except OSError as error:
+                return error
+            try:
+                result = worker.train(call, client, memory, out=delta)
+                sends = len(self.extras) > 0 and result.extra is not None
+                if result.extra is not None and sends:
+                    self.extras[slot, at] = result.extra
+            except Exception as error:
+                return f"{type(error).__name__}: {error}", traceback.format_exc()
+            try:
+                worker.remember(call, client, result)
+            except OSError as error:
+                return error
+            return result.steps, result.loss, _arrays(result.buffers), sends
+
         def train(slot: int, t: int, buffers: Any, clients: Sequence[tuple[int, int]]) -> list[Any]:
             call = worker.call(t, (self.theta, _tensors(buffers)), self.sent)
             deltas, deaths = self.slots[slot, : len(clients)].unbind(), self.deaths[slot]
@@ -137,20 +156,7 @@ class LocalEngine:
                     answers.append((f"its worker died {TRIES} times",))
                     continue
                 deaths[at] += 1  # taken back if it lives
-                try:
-                    result = worker.train(call, client, version, out=deltas[at])
-                    has_extra = len(self.extras) > 0 and result.extra is not None
-                    if result.extra is not None and has_extra:
-                        self.extras[slot, at] = result.extra
-                    answer = (result.steps, result.loss, _arrays(result.buffers), has_extra)
-                except Exception as error:
-                    answer = (f"{type(error).__name__}: {error}", traceback.format_exc())
-                else:
-                    try:
-                        worker.remember(call, client, result)
-                    except OSError as error:
-                        answer = error
-                answers.append(answer)
+                answers.append(answer(call, client, version, deltas[at], slot, at))
                 deaths[at] -= 1
             return answers
 

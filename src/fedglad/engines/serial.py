@@ -57,9 +57,9 @@ class SerialEngine:
 
     def _client(self, call: Call, client: int, out: Tensor) -> Brought | Failure:
         memories = self.worker.job.memories
-        version = memories.version(client) if memories else 0
+        memory = self.worker.recall(client, memories.version(client)) if memories else {}
         try:
-            result = self.worker.train(call, client, version, out)
+            result = self.worker.train(call, client, memory, out)
         except Exception as error:
             return Failure(client, f"{type(error).__name__}: {error}", traceback.format_exc())
         self.worker.remember(call, client, result)
