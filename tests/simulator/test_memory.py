@@ -116,7 +116,7 @@ def test_a_damaged_memory_is_an_error_that_says_so(tmp_path: Path):
     memories.settle(0, [0], [0])
     (path,) = (p for p in tmp_path.rglob("*") if p.is_file())
     cut(path)
-    with pytest.raises(checkpoint.CheckpointError, match="damaged"):
+    with pytest.raises(OSError, match="damaged"):
         memories.read(0, 1)
 
 
