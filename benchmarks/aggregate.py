@@ -5,19 +5,16 @@ no step: `added one by one` adds each update to a preallocated sum; `added in bl
 by block, so that the sum stays in the cache and each update is all that is read from memory. All
 are run in turn, several times, and the best time of each counts.
 
-    python benchmarks/aggregate.py [--repeats 5] [--memory] [--json]
+    python benchmarks/aggregate.py [--repeats 5] [--memory] [--quick]
 """
 
 import argparse
-import json
-import os
-import platform
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 
 import torch
+from _shared import best, load, machine, options, table
 from torch import Tensor
 
 from fedglad import Glad, Record, Server
@@ -50,6 +47,11 @@ def server_of(kind: str, model: dict[str, Tensor]) -> Server:
     )
 
 
+def accepted(record: Record) -> None:
+    assert record.stepped
+    assert not record.rejected
+
+
 def time_all(repeats: int) -> dict[str, float]:
     updates, model = make_updates(COHORT), draw(1e-2, seed=99)
     total = {name: torch.zeros(SIZE) for name in updates[0]}
@@ -70,25 +72,18 @@ def time_all(repeats: int) -> dict[str, float]:
                 for part in rest:
                     block.add_(part, alpha=1 / COHORT)
 
-    runs: dict[str, Callable[[], Record | None]] = {
+    runs: dict[str, Callable[[], object]] = {
         "floor: added one by one": one_by_one,
         "floor: added in blocks": in_blocks,
     }
     for kind in ("FedAvg", "FedAvg + GLAD", "FedAdam + GLAD"):
         server = server_of(kind, model)
-        runs[kind] = lambda server=server: server.step(updates)
-        runs[f"{kind}, streamed"] = lambda server=server: server.step(iter(updates))
+        runs[kind] = lambda server=server: accepted(server.step(updates))
+        runs[f"{kind}, streamed"] = lambda server=server: accepted(server.step(iter(updates)))
     keeping = server_of("multi-Krum + GLAD", model)
     runs["multi-Krum + GLAD (keeps all)"] = lambda: keeping.step(updates)
 
-    best = dict.fromkeys(runs, float("inf"))
-    for _ in range(repeats):
-        for name, run in runs.items():
-            begin = time.perf_counter()
-            record = run()
-            best[name] = min(best[name], time.perf_counter() - begin)
-            assert record is None or not record.rejected or "Krum" in name
-    return best
+    return best(runs, repeats)
 
 
 def peak_memory(kind: str, count: int) -> float:
@@ -112,61 +107,38 @@ def _memory_mb(field: str) -> float:
     return int(line.split()[1]) / 1024
 
 
-def _load() -> str:
-    return " ".join(f"{x:.2f}" for x in os.getloadavg())
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description="One round of aggregation")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser = options("One round of aggregation", rounds=1)
     parser.add_argument("--memory", action="store_true", help="also measure peak memory (minutes)")
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--peak", nargs=2, metavar=("KIND", "COUNT"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.peak:
-        print(peak_memory(options.peak[0], int(options.peak[1])))
+    chosen = parser.parse_args()
+    if chosen.peak:
+        print(peak_memory(chosen.peak[0], int(chosen.peak[1])))
         return
+    repeats = 2 if chosen.quick else chosen.repeats
+    print(f"{machine()}; load {load()}")
+    seconds = time_all(repeats)
+    one, blocks = seconds["floor: added one by one"], seconds["floor: added in blocks"]
+    table(
+        ("round", "seconds", "× one by one", "× in blocks"),
+        [
+            (name, f"{taken:.3f}", f"{taken / one:.2f}", f"{taken / blocks:.2f}")
+            for name, taken in seconds.items()
+        ],
+    )
+    work = f"{COHORT} updates, {TENSORS} × {SIZE:,} float32"
+    print(f"\n{work}; best of {repeats}; load {load()} after")
+    if chosen.memory:
+        table(("streamed round", "peak memory, model sizes"), peaks())
 
-    load = _load()
-    best = time_all(options.repeats)
-    one, blocks = best["floor: added one by one"], best["floor: added in blocks"]
-    rows = [
-        {
-            "round": name,
-            "seconds": round(seconds, 3),
-            "of one by one": round(seconds / one, 2),
-            "of in blocks": round(seconds / blocks, 2),
-        }
-        for name, seconds in best.items()
-    ]
-    memory = {}
-    if options.memory:
-        for kind in ("FedAvg + GLAD", "FedAdam + GLAD"):
-            for count in (10, 1000):
-                # A process of its own each: a peak never comes down again.
-                command = [sys.executable, __file__, "--peak", kind, str(count)]
-                out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-                memory[f"{kind}, {count} updates"] = round(float(out), 2)
-    result = {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "versions": f"Python {platform.python_version()}, torch {torch.__version__}",
-        "load": f"{load} before, {_load()} after",
-        "work": f"{COHORT} updates, {TENSORS} × {SIZE:,} float32, best of {options.repeats}",
-        "rounds": rows,
-        "peak memory in model sizes": memory,
-    }
-    if options.json:
-        print(json.dumps(result, indent=2))
-        return
-    for name in ("machine", "versions", "load", "work"):
-        print(f"{name}: {result[name]}")
-    print("\n| round | seconds | × one by one | × in blocks |\n|---|---|---|---|")
-    for row in rows:
-        print("| " + " | ".join(str(value) for value in row.values()) + " |")
-    if memory:
-        print("\n| streamed round | peak memory, model sizes |\n|---|---|")
-        for name, value in memory.items():
-            print(f"| {name} | {value} |")
+
+def peaks() -> Iterator[tuple[str, str]]:
+    for kind in ("FedAvg + GLAD", "FedAdam + GLAD"):
+        for count in (10, 1000):
+            # A process of its own each: a peak never comes down again.
+            command = [sys.executable, __file__, "--peak", kind, str(count)]
+            out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            yield f"{kind}, {count:,} updates", f"{float(out):.2f}"
 
 
 if __name__ == "__main__":
