@@ -94,12 +94,13 @@ def plan(seeds: int, rounds: int, forced: int, digit: int, out: Path) -> list[Ta
 
 def play(todo: list[Task], jobs: int) -> None:
     """Runs what is missing; leaves with what went wrong, if anything did."""
-    if done := sum(task.finished for task in todo):
+    missing = [task for task in todo if not task.finished]
+    if done := len(todo) - len(missing):
         folder = todo[0].folder.parent
         print(f"{done} of {len(todo)} runs are in {folder} already (remove it to run them anew).")
     failed: list[str] = []
     try:
-        with ShowSweep(todo, quiet=False) as show, closing(sweep(todo, jobs=jobs)) as events:
+        with ShowSweep(missing, quiet=False) as show, closing(sweep(missing, jobs=jobs)) as events:
             for event in events:
                 show.event(event)
                 failed += [event.reason] if event.what == "failed" else []

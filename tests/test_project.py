@@ -25,19 +25,20 @@ ARITHMETIC = {"validate", "aggregate", "gram", "adapters", "optimizers", "filter
 CORE = BASE | ARITHMETIC | {"cohort", "server"}
 TRAINING = CORE | {"samplers", "clients", "engines", "memory"}
 MAY_IMPORT: dict[str, set[str]] = {
-    **{module: set() for module in (*BASE, "checkpoint")},
+    **{module: set() for module in (*BASE, "checkpoint", "checked", "presets")},
     **dict.fromkeys((*ARITHMETIC, "cohort"), BASE | ARITHMETIC),
     "server": CORE | {"checkpoint"},
     **dict.fromkeys(("samplers", "clients", "data", "models"), BASE),
     "memory": BASE | {"checkpoint"},
     "engines": BASE | {"samplers", "clients", "memory"},
     "simulation": TRAINING,
-    "config": TRAINING | {"simulation", "data", "models"},
+    "fit": {"engines"},
+    "config": TRAINING | {"simulation", "data", "models", "presets", "checked", "fit"},
     "runs": TRAINING | {"simulation", "config", "checkpoint"},
-    "compare": {"runs"},
+    "compare": {"config", "runs"},
     "sweep": TRAINING | {"config", "runs", "compare"},
     "terminal": {"records", "runs", "compare", "sweep"},
-    "cli": TRAINING | {"simulation", "config", "runs", "sweep", "compare", "terminal"},
+    "cli": TRAINING | {"simulation", "presets", "config", "runs", "sweep", "compare", "terminal"},
     "__main__": {"cli"},
     "__init__": {"adapters", "records", "server", "validate", "config"},
 }

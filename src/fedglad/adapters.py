@@ -124,9 +124,7 @@ class Glad(Adapter):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.gamma >= 0:
-            raise ValueError(
-                f"Glad(gamma={self.gamma!r}): must be 0 or more, math.inf for no bounds"
-            )
+            raise ValueError(f"Glad(gamma={self.gamma!r}): must be 0 or more, inf for no bounds")
         if not 0 <= self.beta < 1:
             raise ValueError(f"Glad(beta={self.beta!r}): must be in [0, 1)")
 

@@ -12,12 +12,12 @@ import typer
 from rich.markup import escape
 
 from fedglad import compare as comparing
-from fedglad import config as configuration
 from fedglad import sweep as sweeping
 from fedglad.compare import CompareError
-from fedglad.config import ConfigError, find, load, parse_value
-from fedglad.runs import Interrupted, Run, RunError, execute
-from fedglad.terminal import ShowRun, ShowSweep, complain, console, error, show_comparison
+from fedglad.config import REGISTRIES, ConfigError, find, load, parse_value
+from fedglad.presets import PRESETS
+from fedglad.runs import Interrupted, Run, RunError, execute, make_folder
+from fedglad.terminal import ShowRun, ShowSweep, complain, console, error, show_comparison, warn
 
 app = typer.Typer(
     help="Federated learning that knows when to trust a round.",
@@ -45,7 +45,7 @@ def _complete_source(incomplete: str) -> list[str]:
     folder = Path(head or ".")
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
     files = [f"{head}{path.name}{'/' if path.is_dir() else ''}" for path in paths]
-    found = [*configuration.PRESETS, *(f for f in files if f.endswith(("/", ".toml")))]
+    found = [*PRESETS, *(f for f in files if f.endswith(("/", ".toml")))]
     return [name for name in found if name.startswith(incomplete)]
 
 
@@ -130,11 +130,11 @@ def show_list(
         raise typer.Exit(2)
     section = LISTS[kind]
     if section is None:
-        rows = {name: load(name)[1].to_dict()["data"]["name"] for name in configuration.PRESETS}
+        rows = {name: preset.about for name, preset in PRESETS.items()}
     else:
         rows = {
             name: (find(section, name).__doc__ or "").strip().splitlines()[0]
-            for name in configuration.REGISTRIES[section]
+            for name in REGISTRIES[section]
         }
     sizes = {name: _parameters(name) for name in rows} if section == "model" else {}
     if as_json:
@@ -167,7 +167,7 @@ def sweep(
     ends: dict[Path, sweeping.Event] = {}
     try:
         tasks = sweeping.tasks(source, grid or [], _settings(set_ or []), out)
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
         with (
             ShowSweep(tasks, quiet=as_json) as show,
             closing(sweeping.sweep(tasks, jobs=jobs or os.cpu_count() or 1)) as events,
@@ -179,7 +179,7 @@ def sweep(
         done = sum(event.what in sweeping.DONE for event in ends.values())
         complain.print(f"{done} of {len(tasks)} runs are finished; {escape(str(stopped))}")
         raise typer.Exit(130) from None
-    except (ConfigError, OSError) as mistake:
+    except (ConfigError, RunError, OSError) as mistake:
         error(str(mistake))
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
@@ -193,7 +193,11 @@ def show_compare(
     runs: Annotated[list[Path], typer.Argument(help="Runs' folders, or folders of them.")],
     metric: Annotated[str, typer.Option(help="Which number of summary.json.")] = comparing.METRIC,
     baseline: Annotated[
-        str | None, typer.Option(help="The label to compare with, or a part; by default the first.")
+        str | None,
+        typer.Option(
+            help="The label to compare with, or a part; by default the one without an adapter, "
+            "else the first."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON only.")] = False,
 ) -> None:
@@ -226,15 +230,19 @@ def _finish(run: Run, *, as_json: bool, new: bool) -> None:
     assert summary is not None
     if as_json:
         sys.stdout.write(json.dumps({"folder": str(run.folder), **summary}, indent=2) + "\n")
-        return
-    if not new:
-        console.print(f"This run is finished already: {escape(str(run.folder))}")
-    console.print(
-        f"Accuracy over the last 10 rounds [bold]{100 * summary['last10_accuracy']:.2f} %[/], "
-        f"final {100 * summary['final_accuracy']:.2f} %, {summary['rounds']} rounds in "
-        f"{summary['seconds']:.1f} s.\nRecords: {escape(str(run.folder))}",
-        soft_wrap=True,
-    )
+    else:
+        if not new:
+            console.print(f"This run is finished already: {escape(str(run.folder))}")
+        console.print(
+            f"Accuracy over the last 10 rounds [bold]{100 * summary['last10_accuracy']:.2f} %[/], "
+            f"final {100 * summary['final_accuracy']:.2f} %, {summary['rounds']} rounds in "
+            f"{summary['seconds']:.1f} s.\nRecords: {escape(str(run.folder))}",
+            soft_wrap=True,
+        )
+    if skipped := run.skipped:
+        warn(skipped)
+    if summary.get("skipped") == summary["rounds"]:
+        raise typer.Exit(1)
 
 
 def _conclude(ends: list[sweeping.Event], *, as_json: bool) -> None:
@@ -253,8 +261,6 @@ def _conclude(ends: list[sweeping.Event], *, as_json: bool) -> None:
         }
         sys.stdout.write(json.dumps(told, indent=2) + "\n")
     elif found:
-        if kept := sum(event.what == "kept" for event in ends):
-            console.print(f"{kept} of {len(ends)} runs were finished already.")
         console.print()
         show_comparison(found)
     for event in bad:

@@ -9,13 +9,16 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, TypeGuard
 
-from fedglad.runs import Run
+from fedglad.config import ConfigError, find
+from fedglad.runs import Run, RunError
 
 SEEDS = ("seed", "data.seed")
-"""What repetitions of a run differ in; all other keys, but the engine's, tell groups apart."""
+"""What repetitions of a run differ in; all other keys tell groups apart, but those of engines that
+give the same bits."""
 
 METRIC = "last10_accuracy"
 FINAL = "final_accuracy"
+KEYS = 4  # in a label, if so many tell the groups apart
 
 Seed = tuple[Any, ...]
 
@@ -62,7 +65,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Group:
-    """Repetitions of one configuration; `config` has the keys in which the groups differ."""
+    """Repetitions of one configuration; `config` has all keys in which the groups differ."""
 
     label: str
     config: dict[str, Any]
@@ -94,8 +97,8 @@ def compare(
 ) -> Comparison:
     """Compares finished runs, given as run folders or as folders of run folders.
 
-    Groups come in the order in which they are met; the first is the baseline, unless `baseline`
-    is the label of another or a part of it.
+    Groups come in the order in which they are met. The baseline is the one whose label is, or has
+    as a part, `baseline`; by default the only one with adapter.name=none, else the first.
     """
     entries, notes = _read(list(dict.fromkeys(p for path in paths for p in _expand(Path(path)))))
     cells: dict[str, dict[Seed, Entry]] = {}
@@ -107,16 +110,25 @@ def compare(
         else:
             cell[entry.seed] = entry
     parts = list(cells.values())
-    configs = _differing([next(iter(cell.values())).settings for cell in parts])
-    labels = [label(config) or "all runs" for config in configs]
-    base = _find(labels, baseline) if baseline else 0
+    settings = [next(iter(cell.values())).settings for cell in parts]
+    configs = _differing(settings)
+    labels = _labels(configs)
+    plain = [k for k, found in enumerate(settings) if found.get("adapter.name") == "none"]
+    base = plain[0] if len(plain) == 1 else 0
+    if baseline:
+        base = _find(labels, configs, baseline)
     groups: list[Group] = []
+    lengths: dict[Any, None] = {}
     for k in sorted(range(len(parts)), key=lambda k: k != base):
         reason = _unpaired(parts[base], parts[k])
         if reason:
             notes.append(f"{labels[k]} is not paired with {labels[base]}: {reason}")
         paired = {} if k == base or reason else parts[base]
         groups.append(_group(labels[k], configs[k], parts[k], paired, metric))
+        lengths |= {settings[k].get("rounds"): None} if k == base or paired else {}
+    if len(lengths) > 1:
+        own, *others = map(str, lengths)
+        notes.append(f"the baseline has {own} rounds, what is compared with it {', '.join(others)}")
     return Comparison(metric, labels[base], groups, notes)
 
 
@@ -187,9 +199,11 @@ def _read(folders: Iterable[Path]) -> tuple[list[Entry], list[str]]:
             rounds = f"{len(Run(folder).rounds())} of {config.get('rounds', '?')} rounds"
             notes.append(f"{folder} is left out: unfinished, {rounds}")
             continue
-        flat = _flat({key: value for key, value in config.items() if key != "engine"})
+        flat = _flat(config | {"engine": _engine(config), "format": _format(summary)})
         seed = tuple(flat.pop(key, None) for key in SEEDS)
         entries.append(Entry(folder, flat, seed, summary))
+        if skipped := Run(folder).skipped:
+            notes.append(f"{folder}: {skipped}")
     if not entries:
         raise CompareError("; ".join(["there is no finished run to compare", *notes]))
     return entries, notes
@@ -205,12 +219,23 @@ def _config(folder: Path) -> dict[str, Any]:
 
 def _summary(folder: Path) -> dict[str, Any] | None:
     try:
-        summary = Run(folder).summary
-    except (ValueError, OSError) as error:
-        raise CompareError(f"{folder}/summary.json cannot be read: {error}") from None
-    if summary is not None and not isinstance(summary, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise CompareError(f"{folder}/summary.json is no summary: {summary!r}")
-    return summary
+        return Run(folder).summary
+    except (RunError, OSError) as error:
+        raise CompareError(str(error)) from None
+
+
+def _engine(config: Mapping[str, Any]) -> dict[str, Any]:
+    """All engines that give the same bits stand as one, under the name of the default."""
+    engine = config.get("engine", {})
+    try:
+        exact = getattr(find("engine", str(engine.get("name", "local"))), "exact", True)
+    except ConfigError:  # somebody's own, and not here
+        exact = False
+    return {"name": "local"} if exact else engine
+
+
+def _format(summary: Mapping[str, Any]) -> int:
+    return summary.get("versions", {}).get("format", 1)
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,7 +257,7 @@ def _differing(all_settings: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for settings in all_settings:
         told: dict[str, Any] = {}
-        for key in sorted(settings, key=lambda key: (key.partition(".")[0], key[-5:] != ".name")):
+        for key in sorted(settings, key=lambda key: (key[-5:] != ".name", key.partition(".")[0])):
             name = f"{key.partition('.')[0]}.name"
             alike = [s for s in all_settings if key == name or s.get(name) == settings.get(name)]
             if any(s.get(key) != settings[key] for s in alike):
@@ -241,9 +266,27 @@ def _differing(all_settings: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _find(labels: list[str], text: str) -> int:
+def _labels(configs: list[dict[str, Any]]) -> list[str]:
+    """Each with its first KEYS keys, or as many as it takes to tell it from the others."""
+
+    def text(config: dict[str, Any], keys: int) -> str:
+        shown = label(dict(list(config.items())[:keys]))
+        return f"{shown} +{len(config) - keys} more" if len(config) > keys else shown
+
+    def shortest(k: int) -> str:
+        others = configs[:k] + configs[k + 1 :]
+        keys = KEYS
+        while any(text(other, keys) == text(configs[k], keys) for other in others):
+            keys += 1
+        return text(configs[k], keys)
+
+    return [shortest(k) or "all runs" for k in range(len(configs))]
+
+
+def _find(labels: list[str], configs: list[dict[str, Any]], text: str) -> int:
     exact = [k for k, found in enumerate(labels) if found == text]
-    matching = exact or [k for k, found in enumerate(labels) if text in found]
+    matching = exact or [k for k, config in enumerate(configs) if text == label(config)]
+    matching = matching or [k for k, config in enumerate(configs) if text in label(config)]
     if len(matching) != 1:
         many = "matches no group" if not matching else "matches several groups"
         raise CompareError(f"baseline {text!r} {many}: choose from {'; '.join(labels)}")
@@ -253,6 +296,8 @@ def _find(labels: list[str], text: str) -> int:
 def _unpaired(base: Mapping[Seed, Entry], other: Mapping[Seed, Entry]) -> str:
     """Why a difference by seed would mean nothing; empty if it means something."""
     first, second = (next(iter(cell.values())).settings for cell in (base, other))
+    if first["format"] != second["format"]:
+        return "versions of fedglad made them whose random draws differ"
     for section, what in {"data": "data", "sampler": "cohorts"}.items():
         own = [{k: v for k, v in s.items() if k.startswith(f"{section}.")} for s in (first, second)]
         if own[0] != own[1]:

@@ -20,10 +20,17 @@ import torch
 from torch import nn
 
 from fedglad import adapters, clients, data, engines, filters, models, optimizers, samplers, weights
+from fedglad.checked import build
+from fedglad.fit import check
+from fedglad.presets import PRESETS
 from fedglad.records import Round
 from fedglad.rng import stream
 from fedglad.server import refuse
 from fedglad.simulation import Plan, Simulation
+
+FORMAT = 2
+"""Raised when the same configuration gives other results than before, so that no run that is there
+is taken for one of today."""
 
 REGISTRIES: dict[str, Mapping[str, Any]] = {
     "data": data.REGISTRY,
@@ -39,6 +46,9 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
 
 LISTS = {"server": "optimizers", "data": "datasets", "weighting": "weights"}
 """What a section's registry is called in `fedglad list`, where it is not its plural."""
+
+KEEP = ("sampler", "engine")
+"""Sections in which a field means the same in every class, and so outlives another `name`."""
 
 
 class ConfigError(ValueError):
@@ -103,16 +113,21 @@ class Config:
     def plan(self, *, model: nn.Module | None = None, data: Any = None) -> Plan:
         """What the configuration stands for; `model` and `data` take the place of its own."""
         parts = self.sections
+        name, settings = type(model).__name__, None
         if model is None:
+            name, settings = _name_of("model", type(parts["model"])), parts["model"]
             torch.manual_seed(int(stream(self.seed, "model").integers(2**63)))
             model = parts["model"].build()
         assert model is not None
+        if data is None:
+            data = parts["data"].load_federation()
+        check(model, data, name, settings)
         return Plan(
             rounds=self.rounds,
             seed=self.seed,
             eval_every=self.eval_every,
             model=model,
-            data=parts["data"].load_federation() if data is None else data,
+            data=data,
             client=parts["client"],
             sampler=parts["sampler"],
             optimizer=parts["server"],
@@ -124,7 +139,7 @@ class Config:
 
     def hash(self) -> str:
         """A short name of what determines the result: the engine only if its bits differ."""
-        tree = self.to_dict()
+        tree = {"format": FORMAT, **self.to_dict()}
         if getattr(self.sections["engine"], "exact", True):
             del tree["engine"]
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:10]
@@ -134,7 +149,7 @@ def load(source: str | Path, overrides: Mapping[str, Any] | None = None) -> tupl
     """A preset by name or a TOML file by path, with dotted keys set on top; its name and itself."""
     path = Path(source)
     if str(source) in PRESETS:
-        name, tree = str(source), _copy(PRESETS[str(source)])
+        name, tree = str(source), _copy(PRESETS[str(source)].tree)
     elif path.suffix == ".toml":
         if not path.is_file():
             raise ConfigError(f"there is no file {path}")
@@ -159,13 +174,19 @@ def _override(tree: dict[str, Any], overrides: Mapping[str, Any]) -> None:
         if not rest:
             tree[section] = value
             continue
+        if section in _top_fields():
+            raise ConfigError(f"unknown key {key!r}: did you mean {section!r}?")
         if section not in REGISTRIES:
-            raise ConfigError(f"unknown key {key!r}{_closest(section, list(REGISTRIES))}")
+            close = _closest(section, list(REGISTRIES), after=f".{rest}")
+            raise ConfigError(f"unknown key {key!r}{close}")
         own = tree.setdefault(section, {})
         if not isinstance(own, dict):
             raise ConfigError(f"[{section}] is {own!r}: it is a section, give it keys")
         if rest == "name" and own.get("name", DEFAULTS[section]) != value:
-            own.clear()  # another class: the old one's fields mean nothing to it
+            # Another class: the old one's fields mean nothing to it, but for those in KEEP.
+            kept = [f.name for f in fields(find(section, str(value)))] if section in KEEP else []
+            for field_name in own.keys() - kept:
+                del own[field_name]
         own[rest] = value
 
 
@@ -234,23 +255,16 @@ DEFAULTS = {
 
 
 def _section(section: str, given: Any) -> Any:
-    from pydantic import TypeAdapter, ValidationError
-
     if not isinstance(given, Mapping):
         raise ConfigError(f"[{section}] is {given!r}: it is a section, give it keys")
     name = given.get("name", DEFAULTS[section])
     cls = find(section, str(name))
     own = {key: value for key, value in given.items() if key != "name"}
-    _known(section, own, [f.name for f in fields(cls)])
+    _known(section, own, [*(f.name for f in fields(cls)), "name"])
     try:
-        return TypeAdapter(cls).validate_python(own)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join([section, *(str(part) for part in first["loc"])])
-        if first["type"] == "value_error":
-            said = first["msg"].removeprefix("Value error, ")
-            raise ConfigError(f"[{section}] {said}") from None
-        raise ConfigError(f"{key} = {first['input']!r}: {first['msg'].lower()}") from None
+        return build(cls, own, section)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _typed(key: str, kind: type, value: Any) -> Any:
@@ -263,12 +277,16 @@ def _known(section: str, given: Mapping[str, Any], valid: list[str]) -> None:
     for key in given:
         if key not in valid:
             path = f"{section}.{key}" if section else key
-            raise ConfigError(f"unknown key {path!r}{_closest(key, valid)}")
+            close = _closest(key, valid, before=f"{section}." if section else "")
+            raise ConfigError(f"unknown key {path!r}{close}")
 
 
-def _closest(word: str, valid: list[str]) -> str:
+def _closest(word: str, valid: list[str], *, before: str = "", after: str = "") -> str:
+    """The most similar word, as part of a key, or all of them."""
     close = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
-    return f": did you mean {close[0]!r}?" if close else f": choose from {', '.join(valid)}"
+    if not close:
+        return f": choose from {', '.join(valid)}"
+    return f": did you mean {before + close[0] + after!r}?"
 
 
 def _top_fields() -> list[str]:
@@ -309,21 +327,3 @@ def _toml(value: Any) -> str:
 
 def _copy(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {k: _copy(v) if isinstance(v, Mapping) else v for k, v in tree.items()}
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "digits": {
-        "rounds": 60,
-        "data": {"name": "digits"},
-        "model": {"name": "small-cnn"},
-        "client": {"lr": 0.05, "batch_size": 16, "epochs": 5, "clip_norm": 1.0},
-        "sampler": {"clients_per_round": 5},
-    },
-    "synthetic": {
-        "rounds": 100,
-        "data": {"name": "synthetic"},
-        "model": {"name": "softmax"},
-        "client": {"optimizer": "sgd", "lr": 0.01, "batch_size": 10, "epochs": 5},
-        "sampler": {"clients_per_round": 10},
-    },
-}

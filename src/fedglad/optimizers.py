@@ -13,6 +13,10 @@ import torch
 from torch import Tensor
 
 Slots = dict[str, Tensor]
+FORM = (
+    "authors: FedGLAD's code, bias-corrected, β .9 and .999, ε 1e-8; "
+    "reddi: FedOpt's paper, not corrected, β .9 and .99, ε 1e-3"
+)
 _LONG_AGO = torch.tensor(1e15)  # a step so late that the bias corrections are 1
 
 
@@ -93,8 +97,8 @@ class Adam(Optimizer):
 
     lr: Annotated[float, "the server's rate"] = 0.01
     betas: Annotated[tuple[float, float] | None, "β₁ and β₂, instead of the form's"] = None
-    eps: Annotated[float | None, "ε; for Adam and Yogi, instead of the form's"] = None
-    form: Annotated[Literal["authors", "reddi"], "authors or reddi, see the table"] = "authors"
+    eps: Annotated[float | None, "ε, instead of the form's"] = None
+    form: Annotated[Literal["authors", "reddi"], FORM] = "authors"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -170,7 +174,7 @@ def _fused(
 class Yogi(Adam):
     """FedYogi: Adam with v ← v − (1−β₂) ḡ² sign(v − ḡ²) (Reddi et al. 2021, arXiv:2003.00295)."""
 
-    form: Annotated[Literal["authors", "reddi"], "authors or reddi, see the table"] = "reddi"
+    form: Annotated[Literal["authors", "reddi"], FORM] = "reddi"
 
     def second_moment(self, v: Tensor, mean: Tensor, beta2: float) -> None:
         square = mean.square()
@@ -186,7 +190,7 @@ class Adagrad(Optimizer):
 
     lr: Annotated[float, "the server's rate"] = 0.01
     beta1: Annotated[float, "β₁ of the first moment; 0: none"] = 0.0
-    eps: Annotated[float, "ε; for Adam and Yogi, instead of the form's"] = 1e-3
+    eps: Annotated[float, "ε, added to the root; v starts as its square"] = 1e-3
 
     def __post_init__(self) -> None:
         super().__post_init__()

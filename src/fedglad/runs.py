@@ -1,5 +1,6 @@
 """A run's folder: config.toml, rounds.jsonl, checkpoints/, summary.json, log.txt; and resuming."""
 
+import fcntl
 import json
 import logging
 import math
@@ -12,19 +13,21 @@ from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import numpy as np
 import torch
 
 from fedglad import checkpoint
-from fedglad.config import Config, load
+from fedglad.config import FORMAT, Config, load
 from fedglad.records import Round
 from fedglad.simulation import Simulation
 
 KEPT = 2  # checkpoints: the last, and one before it in case the last is damaged
 
 OnRound = Callable[[Round], None]
+Busy = Callable[[], None]
+"""Called while another process has the folder: waits a moment, or raises."""
 
 
 class RunError(RuntimeError):
@@ -45,7 +48,28 @@ class Run:
     def summary(self) -> dict[str, Any] | None:
         """The result, once the run is finished."""
         path = self.folder / "summary.json"
-        return json.loads(path.read_text()) if path.is_file() else None
+        if not path.is_file():
+            return None
+        try:
+            found = json.loads(path.read_text("utf-8"))
+            if not isinstance(found, dict):
+                raise ValueError(f"{found!r} is no summary")
+        except ValueError as error:
+            raise RunError(
+                f"{path} is damaged: {error}. Remove that file and go on with --resume, which "
+                "writes it anew"
+            ) from None
+        return found
+
+    @property
+    def skipped(self) -> str:
+        """That at least half of the rounds were skipped, and why the last one; empty if not."""
+        summary = self.summary or {}
+        skipped, rounds = summary.get("skipped", 0), summary.get("rounds", 0)
+        if not skipped or 2 * skipped < rounds:
+            return ""
+        reasons = [found.get("reason") for found in self.rounds() if found["status"] == "skipped"]
+        return f"{skipped} of {rounds} rounds were skipped: {reasons[-1] if reasons else 'unknown'}"
 
     def rounds(self) -> list[dict[str, Any]]:
         """The rounds recorded so far; a line cut off by a crash is left out."""
@@ -61,8 +85,10 @@ class Run:
         return found
 
     def clear(self) -> None:
-        """Removes what a run writes, and nothing else."""
-        for name in ("config.toml", "rounds.jsonl", "summary.json", "log.txt"):
+        """Removes what a run writes, and nothing else; the log, which may be locked, is emptied."""
+        if (self.folder / "log.txt").is_file():
+            os.truncate(self.folder / "log.txt", 0)
+        for name in ("config.toml", "rounds.jsonl", "summary.json"):
             (self.folder / name).unlink(missing_ok=True)
         for name in ("checkpoints", "memories"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
@@ -76,48 +102,73 @@ def execute(
     resume: bool = False,
     force: bool = False,
     on_round: OnRound | None = None,
+    busy: Busy | None = None,
 ) -> Run:
     """Runs a configuration in its folder, from the start or from its last checkpoint.
 
-    A finished run of the same configuration is left as it is.
+    A finished run of the same configuration is left as it is. A folder that another process is
+    writing is refused, unless `busy` waits for it.
     """
     run = Run(out or Path("runs") / f"{name}-{config.hash()}")
-    if not force and not _may_start(run, config, resume=resume):
+    if not force and _finished(run, config):
         return run
+    if (run.folder / "config.toml").is_file() and not (resume or force):
+        with _log(run.folder, busy):
+            raise RunError(
+                f"{run.folder} holds an unfinished run: go on with --resume, or replace it with "
+                "--force"
+            )
     # If it cannot start, nothing is touched.
     with closing(Simulation(config.plan(), run.folder / "memories")) as simulation:
-        try:
-            if force:
-                run.clear()
-            run.folder.mkdir(parents=True, exist_ok=True)
-            checkpoint.write_text(run.folder / "config.toml", config.to_toml())
-            with _log(run.folder):
+        make_folder(run.folder)
+        with _log(run.folder, busy):
+            if not force and _finished(run, config):  # by another process, meanwhile
+                return run
+            try:
+                if force:
+                    run.clear()
+                checkpoint.write_text(run.folder / "config.toml", config.to_toml())
                 _restore(run, simulation)
                 _play(run, config, simulation, on_round or (lambda _: None))
-        except OSError as error:
-            raise RunError(
-                f"{run.folder} could not be written: {error}. What was saved is intact: "
-                "make room and go on with --resume"
-            ) from error
+            except OSError as error:
+                raise RunError(
+                    f"{run.folder} could not be written: {error}. What was saved is intact: "
+                    "make room and go on with --resume"
+                ) from error
     return run
 
 
-def _may_start(run: Run, config: Config, *, resume: bool) -> bool:
+def make_folder(folder: Path) -> None:
+    """Makes sure that it is there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(
+            f"the folder {folder} cannot be made: {error.strerror}; choose another --out"
+        ) from None
+
+
+def _finished(run: Run, config: Config) -> bool:
+    """Whether there is nothing to do; what else is in the folder must be the same run."""
     path = run.folder / "config.toml"
     if not path.is_file():
-        return True
+        return False
     if load(path)[1].hash() != config.hash():
         raise RunError(
             f"{run.folder} holds a run with another configuration: choose another --out, or "
             "replace it with --force"
         )
     if run.summary is not None:
-        return False
-    if not resume:
+        _check_format(run, run.summary.get("versions", {}))
+    return run.summary is not None
+
+
+def _check_format(run: Run, saved: dict[str, Any]) -> None:
+    if saved.get("format", 1) != FORMAT:
         raise RunError(
-            f"{run.folder} holds an unfinished run: go on with --resume, or replace it with --force"
+            f"{run.folder} holds a run of another version of fedglad, which gave other results: "
+            "choose another --out, or replace it with --force"
         )
-    return True
 
 
 def _restore(run: Run, simulation: Simulation) -> None:
@@ -132,6 +183,7 @@ def _restore(run: Run, simulation: Simulation) -> None:
             t, sampler_state = int(saved["round"]), dict(saved["sampler"])
             tensors, meta = checkpoint.read(path.with_suffix(".safetensors"))
             simulation.server.load_state_dict({**meta, "tensors": tensors})
+            _check_format(run, saved)
         except (ValueError, OSError, KeyError, TypeError) as error:
             logging.getLogger("fedglad").warning(
                 "checkpoint %s is not usable: %s", path.name, error
@@ -165,8 +217,8 @@ def _play(run: Run, config: Config, simulation: Simulation, on_round: OnRound) -
                 _save(folder, simulation, records)
             if stop and not done:
                 raise Interrupted(
-                    f"stopped after round {played.t}, all saved: go on with --resume "
-                    f"(in {run.folder})"
+                    f"stopped after {simulation.t} of {config.rounds} rounds, all saved: go on "
+                    f"with --resume (in {run.folder})"
                 )
     checkpoint.write_text(run.folder / "summary.json", json.dumps(_summary(run.rounds()), indent=2))
 
@@ -178,7 +230,7 @@ def _save(folder: Path, simulation: Simulation, records: TextIO) -> None:
         simulation.memories.sync()
     path = folder / f"{simulation.t:06d}"
     simulation.server.save(path.with_suffix(".safetensors"))
-    state = {"round": simulation.t, "sampler": simulation.sampler_state}
+    state = {"format": FORMAT, "round": simulation.t, "sampler": simulation.sampler_state}
     checkpoint.write_text(path.with_suffix(".json"), json.dumps(state))
     *old, oldest = sorted(folder.glob("*.json"))[: -KEPT + 1] or [path]
     for past in old:
@@ -200,6 +252,7 @@ def _summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
             "python": platform.python_version(),
             "torch": torch.__version__,
             "numpy": np.__version__,
+            "format": FORMAT,
         },
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
     }
@@ -227,15 +280,36 @@ def patient() -> Generator[Callable[[], bool]]:
 
 
 @contextmanager
-def _log(folder: Path) -> Generator[None]:
+def _log(folder: Path, busy: Busy | None) -> Generator[None]:
+    """The run's log; the lock on it lets one process at a time write the folder."""
     logger = logging.getLogger("fedglad")
-    handler = logging.FileHandler(folder / "log.txt")
+    try:
+        handler = logging.FileHandler(folder / "log.txt")
+    except OSError as error:
+        raise RunError(f"{folder} cannot be written: {error}; choose another --out") from None
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.addHandler(handler)
     propagate, logger.propagate = logger.propagate, False
     try:
+        while not _locked(handler):
+            if busy is None:
+                raise RunError(
+                    f"{folder} is being written by another process: wait for it, or choose "
+                    "another --out"
+                )
+            busy()
         yield
     finally:
         logger.propagate = propagate
         logger.removeHandler(handler)
         handler.close()
+
+
+def _locked(handler: logging.FileHandler) -> bool:
+    try:
+        fcntl.flock(cast(TextIO, handler.stream), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        pass
+    return True

@@ -1,6 +1,5 @@
 """Many runs: every combination of some grids, each in a process with one thread; resumable."""
 
-import fcntl
 import multiprocessing
 import os
 import signal
@@ -42,7 +41,7 @@ class Task:
         try:
             done = config.is_file() and Run(self.folder).summary is not None
             return done and load(config)[1].hash() == self.config.hash()
-        except ValueError:  # something is broken: running it says what
+        except (ValueError, RunError):  # something is broken: running it says what
             return False
 
 
@@ -205,14 +204,23 @@ def _work(task: Task, pipe: Connection) -> None:
 
 
 def _run(task: Task, pipe: Connection) -> Told:
+    waiting = [("waiting",)]
+
     def on_round(done: Round) -> None:
         pipe.send(("round", done))
         if pipe.poll():
             signal.raise_signal(signal.SIGINT)  # which runs.py takes for: after this round
 
+    def busy() -> None:
+        """Waits while another process is at this run."""
+        if waiting:
+            pipe.send(waiting.pop())
+        if pipe.poll(0.5):
+            raise Interrupted("stopped while waiting")
+
+    config = _alone(task.config)
     try:
-        _lock(pipe)
-        execute(task.name, _alone(task.config), out=task.folder, resume=True, on_round=on_round)
+        execute(task.name, config, out=task.folder, resume=True, on_round=on_round, busy=busy)
     except (Interrupted, KeyboardInterrupt):
         return "stopped", None, "stopped before its end, saved"
     except Exception as error:
@@ -238,22 +246,6 @@ def _speak_to(folder: Path) -> None:
     with open(folder / "log.txt", "a") as log:
         for stream in (STDOUT, STDERR):
             os.dup2(log.fileno(), stream)
-
-
-def _lock(pipe: Connection) -> None:
-    """Waits while another sweep is at this run; the lock is on the log, until the process ends."""
-    told = False
-    while True:
-        try:
-            return fcntl.flock(STDERR, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not told:
-                pipe.send(("waiting",))
-            told = True
-            if pipe.poll(0.5):
-                raise Interrupted("stopped while waiting") from None
-        except OSError:  # a file system without locks
-            return None
 
 
 def _end_with_parent() -> None:

@@ -25,6 +25,11 @@ def error(text: str) -> None:
     complain.print(f"[red]error:[/] {escape(text)}")
 
 
+def warn(text: str) -> None:
+    """A result that is not what it seems, on stderr."""
+    complain.print(f"[yellow]warning:[/] {escape(text)}")
+
+
 class _Live:
     """A progress display that is there only in a terminal, and only if wanted."""
 
@@ -70,11 +75,19 @@ class ShowSweep(_Live):
     def __init__(self, tasks: Sequence[Task], *, quiet: bool) -> None:
         super().__init__(quiet=quiet)
         self.left = {task.folder: task.config.rounds for task in tasks}
-        self.runs, self.ended, self.played = len(tasks), 0, 0
+        self.runs, self.ended, self.played, self.kept = len(tasks), 0, 0, 0
         self.lines: dict[Path, TaskID] = {}
         self.total = self.progress.add_task("starting", total=None)
 
+    def __exit__(self, *_: object) -> None:
+        self._say_kept()
+        super().__exit__()
+
     def event(self, event: Event) -> None:
+        if event.what == "kept":  # these come first
+            self.kept += 1
+        else:
+            self._say_kept()
         if event.what in ENDS:
             self._end(event)
         elif event.round is not None:
@@ -84,7 +97,7 @@ class ShowSweep(_Live):
             line = self.progress.add_task(_short(event.task, "starting"), total=rounds)
             self.lines[event.task.folder] = line
         else:
-            self._say(event.task, "waits for another sweep that is at it")
+            self._say(event.task, "waits for another process that is at it")
         self.progress.update(
             self.total,
             description=f"{self.ended} of {self.runs} runs",
@@ -106,6 +119,11 @@ class ShowSweep(_Live):
         if event.what != "kept":
             self._say(event.task, _result(event))
 
+    def _say_kept(self) -> None:
+        if self.kept and not self.quiet:
+            console.print(f"{self.kept} of {self.runs} runs were finished already.")
+        self.kept = 0
+
     def _say(self, task: Task, text: str) -> None:
         if not self.quiet:
             line = f"{self.ended}/{self.runs}  {label(task.settings)}  {text}"
@@ -119,9 +137,11 @@ def _short(task: Task, text: str) -> str:
 def _result(event: Event) -> str:
     if event.what != "finished":
         return event.reason
-    summary = Run(event.task.folder).summary or {}
+    run = Run(event.task.folder)
+    summary = run.summary or {}
     last10, final = (100 * summary[key] for key in ("last10_accuracy", "final_accuracy"))
-    return f"accuracy {last10:.2f} %, final {final:.2f} %"
+    skipped = f"; {run.skipped}" if run.skipped else ""
+    return f"accuracy {last10:.2f} %, final {final:.2f} %{skipped}"
 
 
 def round_line(done: Round, rounds: int) -> str:
@@ -162,6 +182,9 @@ def show_comparison(found: Comparison) -> None:
     unit = " %" if percent else ""
     paired = any(group.difference for group in found.groups)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    if len(found.groups) > 1:
+        table.caption = escape(f"Baseline: {found.baseline}")
+        table.caption_justify, table.caption_style = "left", "none"
     table.add_column("", overflow="fold")
     heads = ["n", f"{found.metric}{unit}"]
     heads += ["final %"] if found.metric != "final_accuracy" else []
@@ -182,7 +205,7 @@ def _row(group: Group, found: Comparison, *, percent: bool) -> list[str]:
     def text(value: float) -> str:
         return f"{100 * value:.2f}" if percent else f"{value:.4g}"
 
-    spread = text(group.mean) + (f" ± {text(group.std)}" if group.std is not None else " ± -")
+    spread = text(group.mean) + (f" ± {text(group.std)}" if group.std is not None else "")
     cells = [escape(group.label), str(len(group.values)), spread]
     if found.metric != "final_accuracy":
         cells.append(f"{100 * group.final_mean:.2f}")

@@ -118,12 +118,17 @@ MISTAKES = [
     (["run", "digit"], "unknown preset 'digit': did you mean 'digits'?"),
     (["run", "absent.toml"], "there is no file absent.toml"),
     (["run", "digits", "--set", "rounds"], "write it as KEY=VALUE"),
-    (["run", "digits", "--set", "client.lrr=1"], "unknown key 'client.lrr': did you mean 'lr'?"),
+    (
+        ["run", "digits", "--set", "client.lrr=1"],
+        "unknown key 'client.lrr': did you mean 'client.lr'",
+    ),
     (["run", "digits", "--set", "rounds=x"], "rounds = 'x': must be a whole number"),
     (["run", "digits", "--set", "adapter.name=gladd"], "did you mean 'glad'?"),
     (["run", "digits", "--set", "sampler.clients_per_round=51"], "more than the 50 clients"),
     (["run", "digits", "--set", "filter.name=krum"], "leaves one update"),
     (["run", "digits", "--set", "model.name=:X"], "cannot be loaded"),
+    (["run", "digits", "--set", "model.name=mlp"], "multiplied (1x64 and 784x200); set model.feat"),
+    (["run", "digits", "--set", "data.name=synthetic"], "inputs of shape (60,): "),
     (["config", "digit"], "unknown preset 'digit': did you mean 'digits'?"),
     (["config", "digits", "--set", "rounds=x"], "must be a whole number"),
     (["config", "digits", "--set", "model.name=:X"], "cannot be loaded"),
@@ -157,14 +162,67 @@ def test_an_out_that_is_a_file(tmp_path: Path):
     (tmp_path / "taken").write_text("mine")
     result = call("run", "digits", *QUICK, "--out", tmp_path / "taken")
     assert result.exit_code == 2, result.exception
-    assert "taken" in said(result)
+    assert f"the folder {tmp_path / 'taken'} cannot be made: File exists" in said(result)
+    assert "saved" not in said(result)
     assert (tmp_path / "taken").read_text() == "mine"
 
 
 def test_an_out_that_cannot_be_made():
     result = call("run", "digits", *QUICK, "--out", "/proc/nowhere/run")
     assert result.exit_code == 2, result.exception
-    assert "/proc/nowhere" in said(result)
+    assert "the folder /proc/nowhere/run cannot be made: No such file" in said(result)
+    assert "saved" not in said(result)
+
+
+def test_an_out_that_cannot_be_written():
+    result = call("run", "digits", *QUICK, "--out", "/proc/self")
+    assert result.exit_code == 2, result.exception
+    assert "/proc/self cannot be written: " in said(result)
+    assert "saved" not in said(result)
+
+
+@pytest.mark.parametrize("option", [[], ["--resume"]])
+def test_a_damaged_summary_is_named_with_the_way_out(tmp_path: Path, option: list[str]):
+    args = ["run", "digits", *QUICK, "--out", str(tmp_path / "run")]
+    assert call(*args).exit_code == 0
+    summary = tmp_path / "run" / "summary.json"
+    before = json.loads(summary.read_text())
+    for text in ("{", "", "null", "[1]"):
+        summary.write_text(text)
+        result = call(*args, *option)
+        assert result.exit_code == 2, result.exception
+        assert f"{summary} is damaged: " in said(result)
+        assert "Remove that file and go on with --resume" in said(result)
+    summary.unlink()
+    assert call(*args, "--resume").exit_code == 0
+    assert json.loads(summary.read_text()) == before
+
+
+def test_a_run_of_which_every_round_was_skipped_is_no_success(tmp_path: Path):
+    args = ["run", "digits", *QUICK, "--set", "client.lr=1e9", "--out", str(tmp_path / "run")]
+    for option in ([], [], ["--json"]):  # new, finished already, for programs
+        result = call(*args, *option)
+        assert result.exit_code == 1, result.exception
+        assert said(result).startswith("warning: 4 of 4 rounds were skipped: 0 of 5 updates were")
+    assert json.loads(result.stdout)["skipped"] == 4
+
+
+@pytest.mark.parametrize(("skipped", "warned"), [(0, False), (1, False), (2, True), (3, True)])
+def test_a_warning_if_half_of_the_rounds_were_skipped(tmp_path: Path, skipped: int, warned: bool):
+    args = ["run", "digits", *QUICK, "--out", str(tmp_path / "run")]
+    assert call(*args).exit_code == 0
+    summary = tmp_path / "run" / "summary.json"
+    summary.write_text(json.dumps({**json.loads(summary.read_text()), "skipped": skipped}))
+    rounds = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    told = [json.loads(line) for line in rounds]
+    for k, found in enumerate(told[:skipped]):
+        found |= {"status": "skipped", "reason": f"reason {k}"}
+    text = "".join(f"{json.dumps(found)}\n" for found in told)
+    (tmp_path / "run" / "rounds.jsonl").write_text(text)
+    result = call(*args)
+    assert result.exit_code == 0
+    wanted = f"warning: {skipped} of 4 rounds were skipped: reason {skipped - 1}" if warned else ""
+    assert said(result) == wanted
 
 
 def test_a_data_set_that_cannot_be_read_is_not_called_a_full_disk(tmp_path: Path):
@@ -228,6 +286,12 @@ def test_list_has_every_name_with_a_line(kind: str):
     assert all(len(line.split()) > 1 for line in lines)
     found = json.loads(call("list", kind, "--json").stdout)
     assert list(found) == list(LISTS[kind])
+
+
+def test_a_preset_is_told_in_a_line():
+    found = json.loads(call("list", "presets", "--json").stdout)
+    assert found == {name: preset.about for name, preset in PRESETS.items()}
+    assert all(20 < len(text) < 90 for text in found.values())
 
 
 def test_list_models_knows_their_sizes():

@@ -171,6 +171,87 @@ def test_a_field_that_only_one_has_tells_them_apart(finished: Any):
     assert found[1] == "data.samples=9"
 
 
+def test_a_long_label_names_four_keys_classes_first(finished: Any):
+    """And all of them in `config`; --baseline looks there too."""
+    many = {
+        **{"rounds": 7, "client__lr": 0.5, "client__epochs": 1, "data__alpha": 0.5},
+        **{"server__name": "adam", "weighting__name": "equal"},
+    }
+    folders = [finished(0.5), finished(0.6, **many)]
+    assert labels(*folders) == [
+        "server.name=sgd weighting.name=samples client.lr=0.05 client.epochs=5 +2 more",
+        "server.name=adam weighting.name=equal client.lr=0.5 client.epochs=1 +2 more",
+    ]
+    found = compare(folders, baseline="rounds=7")
+    assert found.groups[0].label == labels(*folders)[1]
+    assert found.groups[0].config.keys() == {k.replace("__", ".") for k in many}
+    assert compare(folders, baseline=labels(*folders)[1]).baseline == labels(*folders)[1]
+
+
+def test_a_long_label_is_as_long_as_it_takes_to_tell_groups_apart(finished: Any):
+    many = {"client__lr": 0.5, "client__epochs": 1, "data__alpha": 0.5, "model__classes": 11}
+    found = labels(finished(0.5), finished(0.6, **many), finished(0.7, **many, rounds=7))
+    assert found == [
+        "client.lr=0.05 client.epochs=5 data.alpha=0.1 model.classes=10 +1 more",
+        "client.lr=0.5 client.epochs=1 data.alpha=0.5 model.classes=11 rounds=60",
+        "client.lr=0.5 client.epochs=1 data.alpha=0.5 model.classes=11 rounds=7",
+    ]
+
+
+def test_an_engine_with_other_bits_is_a_row_of_its_own(finished: Any):
+    folders = [finished(0.5), finished(0.6, "batched", engine__name="batched")]
+    folders.append(finished(0.7, seed=2, engine__name="serial"))
+    found = compare(folders)
+    assert [group.label for group in found.groups] == ["engine.name=local", "engine.name=batched"]
+    assert [group.values for group in found.groups] == [[0.5, 0.7], [0.6]]
+    assert found.groups[1].difference
+    assert found.notes == []
+
+
+def test_an_engine_that_is_not_here_is_a_row_of_its_own(finished: Any):
+    folder = finished(0.6, seed=2)
+    text = (folder / "config.toml").read_text()
+    own = text.partition("[engine]")[0] + '[engine]\nname = "absent:Engine"\n'
+    (folder / "config.toml").write_text(own)
+    assert labels(finished(0.5), folder) == ["engine.name=local", "engine.name=absent:Engine"]
+
+
+def test_runs_with_other_random_draws_are_not_paired(finished: Any):
+    old, new = finished(0.5), finished(0.6, "new")
+    summary = json.loads((new / "summary.json").read_text())
+    (new / "summary.json").write_text(json.dumps({**summary, "versions": {"format": 2}}))
+    found = compare([old, new])
+    assert [group.label for group in found.groups] == ["format=1", "format=2"]
+    assert found.groups[1].difference is None
+    assert "random draws differ" in found.notes[0]
+
+
+def test_other_numbers_of_rounds_are_paired_with_a_note(finished: Any):
+    found = compare([finished(0.5, rounds=5), finished(0.6, rounds=7), finished(0.7, rounds=3)])
+    assert all(group.difference for group in found.groups[1:])
+    assert found.notes == ["the baseline has 5 rounds, what is compared with it 7, 3"]
+    found = compare([finished(0.5, rounds=8), finished(0.6, rounds=9, data__alpha=0.5)])
+    assert [note.rpartition(": ")[2] for note in found.notes] == ["the data differ"]
+
+
+def test_skipped_rounds_are_noted(finished: Any):
+    folder = finished(0.5)
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "rounds": 1, "skipped": 1}))
+    (folder / "rounds.jsonl").write_text('{"round": 0, "status": "skipped", "reason": "bad"}\n')
+    assert compare([folder]).notes == [f"{folder}: 1 of 1 rounds were skipped: bad"]
+
+
+def test_the_baseline_is_the_only_one_without_an_adapter_else_the_first(finished: Any):
+    glad, none = finished(0.5), finished(0.6, adapter__name="none")
+    found = compare([glad, none])
+    assert found.baseline == "adapter.name=none"
+    assert [group.label for group in found.groups] == ["adapter.name=none", "adapter.name=glad"]
+    assert compare([glad, none], baseline="glad").baseline == "adapter.name=glad"
+    adam = finished(0.7, adapter__name="none", server__name="adam")
+    assert compare([glad, none, adam]).baseline == "adapter.name=glad server.name=sgd"
+
+
 def test_a_label_is_what_the_command_line_takes():
     assert label({"a.b": "x", "c": [1, 2], "d": 0.5, "e": True}) == "a.b=x c=[1, 2] d=0.5 e=true"
 
@@ -298,6 +379,7 @@ def test_the_table(pairs: list[Path]):
         "n last10_accuracy % final % difference 95 % interval",
         "adapter.name=none 3 82.00 ± 2.00 83.00 baseline",
         "adapter.name=glad 3 85.00 ± 2.65 86.00 +3.00 [+0.52, +5.48]",
+        "Baseline: adapter.name=none",
         "",
         "Differences to adapter.name=none by seed in percentage points:",
         "adapter.name=glad 1: +3.00, 2: +2.00, 3: +4.00",
@@ -322,7 +404,9 @@ def test_notes_and_gaps_are_shown(finished: Any):
     text = " ".join(result.stdout.split())
     assert "Note: data.alpha=0.5 is not paired with data.alpha=0.1: the data differ." in text
     assert "unfinished, 0 of 60 rounds." in text
-    assert "50.00 ± -" in text
+    assert "data.alpha=0.1 1 50.00 51.00 data.alpha=0.5 1 60.00" in text
+    assert "±" not in text
+    assert "Baseline: data.alpha=0.1" in text
 
 
 def test_a_metric_that_is_no_share_is_not_shown_in_percent(pairs: list[Path]):

@@ -172,6 +172,27 @@ def test_a_folder_with_another_configuration_is_refused(tmp_path: Path, resume: 
     assert contents(folder) == before
 
 
+def older(folder: Path) -> None:
+    """As if the run had been made before FORMAT was raised."""
+    for path in [folder / "summary.json", *(folder / "checkpoints").glob("*.json")]:
+        if path.is_file():
+            saved = json.loads(path.read_text())
+            del saved.get("versions", saved)["format"]
+            path.write_text(json.dumps(saved))
+
+
+def test_a_run_with_other_random_draws_is_neither_finished_nor_resumed(tmp_path: Path):
+    for name, prepare in {
+        "finished": lambda folder: execute("digits", quick(), out=folder),
+        "unfinished": lambda folder: stopped(folder, after=3),
+    }.items():
+        prepare(tmp_path / name)
+        older(tmp_path / name)
+        with pytest.raises(RunError, match=r"another version of fedglad.*--force"):
+            execute("digits", quick(), out=tmp_path / name, resume=True)
+        execute("digits", quick(), out=tmp_path / name, force=True)
+
+
 def test_an_unfinished_run_is_not_overwritten(tmp_path: Path):
     folder = tmp_path / "run"
     stopped(folder, after=3)
@@ -193,6 +214,38 @@ def test_force_replaces_only_our_files(tmp_path: Path, seed: int):
     assert [p.stem for p in (folder / "checkpoints").glob("*.json")] == ["000002"]
     assert (folder / "notes.md").read_text() == "mine"
     assert (folder / "plots" / "a.png").read_text() == "mine too"
+
+
+@pytest.mark.parametrize("options", [{}, {"resume": True}, {"force": True}])
+def test_a_folder_that_another_process_is_writing_is_refused(
+    tmp_path: Path, options: dict[str, Any], reference: tuple[Any, ...]
+):
+    folder = tmp_path / "run"
+    seen: list[str] = []
+
+    def on_round(found: Any) -> None:
+        if found.t != 3:
+            return
+        before = contents(folder)
+        with pytest.raises(RunError, match=r"run is being written by another process: wait for it"):
+            execute("digits", quick(), out=folder, **options)
+        assert contents(folder) == before
+        seen.append("refused")
+
+    execute("digits", quick(), out=folder, on_round=on_round)
+    assert seen == ["refused"]
+    assert outcome(folder) == reference
+    execute("digits", quick(), out=folder, **options)  # nobody has it now
+
+
+def test_the_log_that_force_empties_stays_locked(tmp_path: Path):
+    folder = tmp_path / "run"
+    execute("digits", quick(), out=folder)
+    log = folder / "log.txt"
+    log.write_text("old")
+    before = log.stat().st_ino
+    execute("digits", quick(), out=folder, force=True)
+    assert (log.read_text(), log.stat().st_ino) == ("", before)
 
 
 def test_force_leaves_the_old_run_when_the_new_one_cannot_start(tmp_path: Path):
@@ -535,7 +588,7 @@ def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(
     assert "--resume" in said
     rounds = len(Run(folder).rounds())
     assert (folder / "checkpoints" / f"{rounds:06d}.json").is_file()
-    assert f"stopped after round {rounds - 1}" in " ".join(said.split())
+    assert f"stopped after {rounds} of 80 rounds" in " ".join(said.split())
     assert cli(*PROCESS, "--out", folder, "--resume").returncode == 0
     assert outcome(folder) == uninterrupted
 
@@ -569,6 +622,34 @@ def test_a_second_ctrl_c_stops_at_once_and_loses_only_that_round(tmp_path: Path)
     assert cli(*slow, "--out", folder, "--resume").returncode == 0
     assert cli(*slow, "--out", tmp_path / "whole").returncode == 0
     assert outcome(folder) == outcome(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["--resume", "--force"])
+def test_of_two_processes_at_one_folder_one_is_refused(tmp_path: Path, option: str):
+    folder = tmp_path / "run"
+    slow = [*SLOW, "--set", "rounds=4", "--set", "sampler.clients_per_round=4", "--out", folder]
+    first = start(*slow, "--resume")
+    until(lambda: Run(folder).rounds())
+    second = cli(*slow, option)
+    assert second.returncode == 2
+    assert "is being written by another process" in " ".join(second.stderr.split())
+    assert first.poll() is None
+    _, said = first.communicate(timeout=60)
+    assert first.returncode == 0, said
+    assert [found["round"] for found in Run(folder).rounds()] == [0, 1, 2, 3]
+    assert cli(*slow).returncode == 0  # finished already
+
+
+@pytest.mark.slow
+def test_of_two_processes_that_start_together_one_runs(tmp_path: Path):
+    folder = tmp_path / "run"
+    args = [*SLOW, "--set", "rounds=4", "--out", folder, "--resume"]
+    both = [start(*args) for _ in range(2)]
+    told = [process.communicate(timeout=60)[1] for process in both]
+    assert sorted(process.returncode for process in both) == [0, 2], told
+    assert sum("is being written by another process" in " ".join(t.split()) for t in told) == 1
+    assert [found["round"] for found in Run(folder).rounds()] == [0, 1, 2, 3]
 
 
 @pytest.mark.slow

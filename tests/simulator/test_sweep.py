@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import time
@@ -104,7 +105,7 @@ MISTAKES = [
     (["--grid", "adapter.name=none,gladd"], "did you mean 'glad'?"),
     (
         ["--grid", "adapter.name=glad,none", "--set", "adapter.gamma=0.1"],
-        "unknown key 'adapter.gamma': choose from groups, min_group (with adapter.name=none)",
+        "unknown key 'adapter.gamma': choose from groups, min_group, name (with adapter.name=none)",
     ),
     (["--grid", "seed=1", "--jobs", "0"], "--jobs"),
 ]
@@ -127,7 +128,7 @@ def test_an_unknown_preset_and_an_out_that_cannot_be(tmp_path: Path):
     (tmp_path / "taken").write_text("mine")
     result = call("sweep", "digits", "--grid", "seed=1", "--out", tmp_path / "taken")
     assert result.exit_code == 2
-    assert "taken" in said(result)
+    assert f"the folder {tmp_path / 'taken'} cannot be made: File exists" in said(result)
 
 
 def test_jobs_have_one_process_each():
@@ -227,7 +228,7 @@ def test_a_broken_or_foreign_folder_fails_alone(tmp_path: Path):
     told = [event for event in sweep([broken, foreign, good], jobs=3) if event.what in ENDS]
     assert ends(told) == [(1, "failed"), (2, "failed"), (3, "finished")]
     reasons = {event.task.settings["seed"]: event.reason for event in told}
-    assert "JSONDecodeError" in reasons[1]
+    assert "summary.json is damaged: " in reasons[1]
     assert "another configuration" in reasons[2]
     after = contents(foreign.folder)
     assert {k: v for k, v in after.items() if k != "log.txt"} == {
@@ -275,11 +276,12 @@ def test_a_sweep_that_is_given_up_leaves_no_process(tmp_path: Path):
 def test_a_run_that_another_sweep_is_at_is_waited_for(tmp_path: Path):
     (task,) = plan(tmp_path, "seed=1")
     task.folder.mkdir()
+    execute("digits", task.config, out=tmp_path / "other")
     with open(task.folder / "log.txt", "a") as log:
         fcntl.flock(log, fcntl.LOCK_EX)
         events = sweep([task])
         assert [next(events).what, next(events).what] == ["started", "waiting"]
-        execute("digits", task.config, out=task.folder)
+        shutil.copytree(tmp_path / "other", task.folder, dirs_exist_ok=True)
         before = contents(task.folder)
     assert [event.what for event in events] == ["finished"]  # by the other one
     assert contents(task.folder) == before
@@ -308,6 +310,18 @@ def test_the_command_ends_with_the_table(tmp_path: Path):
     again = call(*args)
     assert again.exit_code == 0
     assert again.stdout == f"6 of 6 runs were finished already.\n\n{table}"
+
+
+def test_what_is_kept_is_said_first_and_skipped_rounds_are_told(tmp_path: Path):
+    args = ["sweep", "digits", *given({**QUICK, "rounds": 2}), "--out", str(tmp_path)]
+    assert call(*args, "--grid", "client.lr=0.1").exit_code == 0
+    result = call(*args, "--grid", "client.lr=1e9,0.1")
+    assert result.exit_code == 0, result.exception
+    first, second = result.stdout.splitlines()[:2]
+    assert first == "1 of 2 runs were finished already."
+    assert second.startswith("2/2  client.lr=1000000000.0  accuracy ")
+    assert " %; 2 of 2 rounds were skipped: 0 of 3 updates were accepted" in second
+    assert "Note: " in result.stdout
 
 
 def test_json_is_all_there_is_and_a_failure_is_exit_code_1(tmp_path: Path):
@@ -464,6 +478,24 @@ def test_two_sweeps_at_once_run_everything_once(tmp_path: Path, alone: list[Any]
     assert [outcome(folder) for folder in folders(tmp_path)] == alone
     for folder in folders(tmp_path):
         assert [found["round"] for found in Run(folder).rounds()] == list(range(12))
+
+
+@pytest.mark.slow
+def test_a_run_that_a_sweep_is_at_is_refused(tmp_path: Path):
+    slow = {**LONG, "data.seconds": 0.8}  # three clients: a round of 2.4 s
+    process = start("sweep", "digits", *given(slow), "--grid", "seed=1", "--out", tmp_path)
+    (task,) = tasks("digits", ["seed=1"], slow, tmp_path)
+    until(lambda: Run(task.folder).rounds())
+    run = ["run", "digits", *given(slow), "--out", task.folder]
+    others = [start(*run, *option) for option in ([], ["--resume"], ["--force"])]
+    for other in others:
+        _, told = other.communicate(timeout=60)
+        assert other.returncode == 2
+        assert "is being written by another process" in " ".join(told.split())
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=60)
+    rounds = len(Run(task.folder).rounds())
+    assert (task.folder / "checkpoints" / f"{rounds:06d}.json").is_file()
 
 
 @pytest.mark.slow

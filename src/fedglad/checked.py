@@ -1,0 +1,58 @@
+"""A dataclass from plain values: pydantic checks their types, we tell mistakes in a sentence."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+KINDS = {
+    "float": "a number",
+    "int": "a whole number",
+    "bool": "true or false",
+    "string": "a text",
+    "tuple": "a list",
+    "list": "a list",
+    "dict": "a table",
+    "missing": "a longer list",
+    "too": "a shorter list",
+}
+"""What pydantic's kinds of errors ask for, by their first word: float_parsing, too_long, …"""
+
+
+def build(cls: type, given: Mapping[str, Any], section: str) -> Any:
+    """The object; ValueError names the key within its section, the value and what it must be."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(cls).validate_python(given)
+    except ValidationError as error:
+        raise ValueError(_sentence(section, given, error.errors())) from None
+
+
+def _sentence(section: str, given: Mapping[str, Any], errors: Sequence[Any]) -> str:
+    """About the first wrong value; of a value that may be of several types, there are several."""
+    first, loc = errors[0], errors[0]["loc"]
+    if first["type"] == "value_error":
+        return f"[{section}] {first['msg'].removeprefix('Value error, ')}"
+    value, depth = given, 0
+    while depth < len(loc) and _has(value, loc[depth]):  # what follows are names of types
+        value, depth = value[loc[depth]], depth + 1
+    if not depth:
+        return f"{section}.{loc[0]} is missing: it has no default"
+    same = [error for error in errors if error["loc"][:depth] == loc[:depth]]
+    kinds = [_kind(error) for error in same if error["type"] != "callable_type"]
+    plain = " or ".join(dict.fromkeys(kinds)) if all(kinds) else ""
+    must = f"must be {plain}" if plain else first["msg"].lower()
+    return f"{'.'.join([section, *map(str, loc[:depth])])} = {value!r}: {must}"
+
+
+def _has(value: Any, part: int | str) -> bool:
+    if isinstance(value, Mapping):
+        return part in value
+    return isinstance(value, list | tuple) and isinstance(part, int) and part < len(value)
+
+
+def _kind(error: Any) -> str:
+    """What is asked for; empty where only pydantic has words for it."""
+    if error["type"] == "literal_error":
+        choices = error["ctx"]["expected"].replace(" or ", ", ")
+        return f"one of {choices}" if "," in choices else choices
+    return KINDS.get(error["type"].partition("_")[0], "")
