@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from fedglad import Server
 from fedglad.aggregate import norms_sq
-from fedglad.layout import BLOCK, LARGE, ROW, SMALL_ROW, Layout, split
+from fedglad.layout import BLOCK, LARGE, LARGEST_ROW, ROWS, Layout, split
+
+ROW = ROWS[1][1]
 
 EDGES = sorted(
     {
@@ -137,8 +139,8 @@ def test_views_write_through_to_the_vector():
     layout = Layout(named([(2, 3), ()]), {})
     flat = layout.zeros()
     layout.views(flat)["t1"].fill_(7)
-    assert flat.nonzero().tolist() == [[SMALL_ROW]]
-    assert flat[SMALL_ROW] == 7
+    assert flat.nonzero().tolist() == [[ROWS[0][1]]]
+    assert flat[ROWS[0][1]] == 7
 
 
 @pytest.mark.parametrize(
@@ -241,3 +243,21 @@ def test_the_description_lists_every_tensor_as_json_types():
         ["w", [2, 3], "float16", "parameter"],
         ["n.num_batches_tracked", [], "int64", "buffer"],
     ]
+
+
+@pytest.mark.parametrize("shapes", [[(100, 640), (3,)], [(1000, 1001), (7,)], [(2100, 2003), (5,)]])
+def test_the_larger_the_model_the_longer_its_rows_and_the_sums_hold(shapes: list[tuple[int, ...]]):
+    tensors = named(shapes, 3)
+    layout = Layout(tensors, {})
+    total = sum(x.numel() for x in tensors.values())
+    wanted = [row for most, row in ROWS if total < most] or [LARGEST_ROW]
+    assert layout.row == wanted[0]
+    assert layout.size - total < layout.row * len(shapes)
+    exact = [np.square(x.numpy().astype(np.float64)).sum() for x in tensors.values()]
+    np.testing.assert_allclose(norms_sq(layout, layout.pack(tensors)), exact, rtol=1e-6)
+    updates = [{n: x * scale for n, x in tensors.items()} for scale in (1, 2, -3)]
+    by_list, by_stream = Server(tensors), Server(tensors)
+    by_list.step(updates)
+    by_stream.step(iter(updates))
+    for name, value in by_list.params.items():
+        assert value.equal(by_stream.params[name])

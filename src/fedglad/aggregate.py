@@ -45,7 +45,8 @@ class Sum:
             for block in self.layout.blocks:
                 self.finish(block, factor)
         assert self.factor == factor
-        return _squares(self.layout, [_joined(self._rows)], [self.flat], self.flat)[0]
+        rows = torch.cat(self._rows).cpu().numpy()
+        return _squares(self.layout, rows[None], [self.flat], self.flat)[0]
 
 
 class BufferMean:
@@ -88,25 +89,30 @@ def sweep(
         stacked = torch.stack(vectors).view(len(vectors), -1, layout.row)
         return _squares(layout, vector_norm(stacked, dim=2).cpu().numpy(), sources, base)
     scratch = torch.empty(min(BLOCK, layout.size), dtype=layout.dtype, device=layout.device)
-    rows: list[list[Tensor]] = [[] for _ in sources]
-    for block in layout.blocks:
-        targets = [(total.flat[block.span], total.empty, weights) for total, weights in into]
+    norms = scratch.new_empty(len(sources), layout.size // layout.row if measure else 0)
+    rows = [own.split(layout.block_rows) for own in norms] if measure else []
+    there = [_parts(layout, source) for source in sources]
+    lists = _lists(layout, sources)
+    sums = [(total, total.flat.split(layout.sizes), weights) for total, weights in into]
+    for at, block in enumerate(layout.blocks):
         for gap in block.gaps:
             scratch[gap] = 0
-        together = _gather(layout, block, sources, base)
+        together = _gather(layout, block, lists)
         for k, source in enumerate(sources):
-            x = _read(layout, block, source, base, scratch) if together is None else together[k]
-            for target, empty, weights in targets:
-                if empty and k == 0:
-                    torch.mul(x, weights[k], out=target)
+            x = there[k][at]
+            if x is None:
+                x = _read(layout, block, source, base, scratch) if together is None else together[k]
+            for total, targets, weights in sums:
+                if total.empty and k == 0:
+                    torch.mul(x, weights[k], out=targets[at])
                 else:
-                    target.add_(x, alpha=weights[k])
+                    targets[at].add_(x, alpha=weights[k])
             if measure and together is None:
-                rows[k].append(vector_norm(x.view(-1, layout.row), dim=1))
+                vector_norm(x.view(-1, layout.row), dim=1, out=rows[k][at])
         if measure and together is not None:
-            norms = vector_norm(together.view(len(sources), -1, layout.row), dim=2)
-            for found, own in zip(rows, norms, strict=True):
-                found.append(own)
+            first = block.span.start // layout.row
+            found = vector_norm(together.view(len(sources), -1, layout.row), dim=2)
+            norms[:, first : first + found.shape[1]] = found
         for total, _ in into:
             if total.factor is not None:
                 total.finish(block, total.factor)
@@ -114,7 +120,16 @@ def sweep(
         total.empty = False
     if not measure:
         return np.empty((0, len(layout.names)))
-    return _squares(layout, [_joined(found) for found in rows], sources, base)
+    return _squares(layout, norms.cpu().numpy(), sources, base)
+
+
+def _parts(layout: Layout, source: Source | Tensor) -> Sequence[Tensor | None]:
+    """The blocks of a source that can be read where they lie."""
+    tensors = source if isinstance(source, Tensor) else source.tensors
+    if isinstance(tensors, Tensor):
+        return (tensors,) if len(layout.sizes) == 1 else tensors.split(layout.sizes)
+    assert isinstance(source, Source)
+    return [None] * len(layout.blocks) if source.trained else layout.parts(tensors)
 
 
 def _vectors(sources: Sequence[Source | Tensor]) -> list[Tensor]:
@@ -124,13 +139,9 @@ def _vectors(sources: Sequence[Source | Tensor]) -> list[Tensor]:
     return vectors if len(vectors) == len(found) else []
 
 
-def _joined(rows: list[Tensor]) -> np.ndarray:
-    return torch.cat(rows).cpu().numpy()
-
-
 def _squares(
     layout: Layout,
-    norms: np.ndarray | list[np.ndarray],  # of the rows, (k, row)
+    norms: np.ndarray,  # of the rows, (k, row)
     sources: Sequence[Source | Tensor],
     base: Tensor,
 ) -> np.ndarray:
@@ -187,26 +198,29 @@ def _read(
     return torch.sub(base[block.span], x, out=scratch[: block.size]) if source.trained else x
 
 
-def _gather(
-    layout: Layout, block: Block, sources: Sequence[Source | Tensor], base: Tensor
-) -> Tensor | None:
+def _gather(layout: Layout, block: Block, lists: list[list[Tensor]]) -> Tensor | None:
     """A block of small tensors from all sources at once, (k, element): fewer, larger copies.
 
     None where each is better read for itself.
     """
-    if block.whole or len(sources) * block.size > BLOCK:
+    if block.whole or not lists or len(lists) * block.size > BLOCK:
         return None
-    lists: list[list[Tensor]] = []
-    for source in sources:
-        if isinstance(source, Tensor) or isinstance(source.tensors, Tensor) or source.trained:
-            return None
-        if any(source.tensors[piece.index].device != layout.device for piece in block.pieces):
-            return None
-        lists.append(source.tensors)
     found = torch.zeros(len(lists), block.size, dtype=layout.dtype, device=layout.device)
     for piece in block.pieces:
         found[:, piece.place] = torch.stack([tensors[piece.index][piece.span] for tensors in lists])
     return found
+
+
+def _lists(layout: Layout, sources: Sequence[Source | Tensor]) -> list[list[Tensor]]:
+    """The tensors of the sources; none unless all are differences, tensor by tensor, as we work."""
+    lists: list[list[Tensor]] = []
+    for source in sources:
+        if isinstance(source, Tensor) or isinstance(source.tensors, Tensor) or source.trained:
+            return []
+        if any((x.dtype, x.device) != (layout.dtype, layout.device) for x in source.tensors):
+            return []
+        lists.append(source.tensors)
+    return lists
 
 
 def _small(layout: Layout, index: int, source: Source | Tensor, base: Tensor) -> float:

@@ -7,16 +7,17 @@ on where an array happens to lie in memory.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-SMALL_ROW, ROW = 64, 512  # of a small model, to waste little, and of others, to have few
-SMALL = 1 << 16  # elements of a small model
+ROWS = ((1 << 16, 64), (1 << 22, 512))  # up to so many parameters, rows of so many elements:
+LARGEST_ROW = 2048  # short ones waste little on padding, long ones are quicker to measure
 BLOCK = 1 << 18  # elements: a block of an update and of the sum stay in the second-level cache
 LARGE = 1 << 14  # elements from which a tensor is worth blocks of its own
 
@@ -79,7 +80,8 @@ class Layout:
         self.dtype = torch.float64 if double else torch.float32
         self.exact = all(dtype == self.dtype for dtype in self.dtypes)
 
-        self.row = SMALL_ROW if sum(self.numels) < SMALL else ROW
+        total = sum(self.numels)
+        self.row = next((row for most, row in ROWS if total < most), LARGEST_ROW)
         rows = np.array([-(-n // self.row) for n in self.numels])
         ends = np.cumsum(rows)
         self.starts = tuple(int(s) * self.row for s in ends - rows)
@@ -87,6 +89,9 @@ class Layout:
         self._filled = np.flatnonzero(rows)  # tensors that have elements
         self._first_rows = (ends - rows)[self._filled]
         self.blocks = tuple(_blocks(self.starts, self.numels, self.row))
+        self.sizes = [block.size for block in self.blocks]
+        self.runs = tuple(_runs(self.blocks))
+        self.block_rows = [block.size // self.row for block in self.blocks]
         filled = zip(self.starts, self.numels, (*self.starts[1:], self.size), strict=True)
         gaps = (slice(start + numel, end) for start, numel, end in filled)
         self.gaps = tuple(gap for gap in gaps if gap.stop > gap.start)  # where no tensor lies
@@ -101,6 +106,16 @@ class Layout:
         """The named tensors of a flat vector, as views into it."""
         places = zip(self.names, self.starts, self.numels, self.shapes, strict=True)
         return {name: flat[s : s + n].view(shape) for name, s, n, shape in places}
+
+    def parts(self, tensors: Sequence[Tensor]) -> list[Tensor | None]:
+        """For each block, where it lies in one of the tensors; None where it does not as it is."""
+        found: list[Tensor | None] = [None] * len(self.blocks)
+        for first, index, full, size in self.runs:
+            x = tensors[index]
+            if x.dtype == self.dtype and x.device == self.device:
+                parts = x[:full].split(size)
+                found[first : first + len(parts)] = parts
+        return found
 
     def pack(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The flat vector of named tensors."""
@@ -146,6 +161,16 @@ def _blocks(starts: tuple[int, ...], numels: tuple[int, ...], row: int) -> Itera
             pieces.append(Piece(index, slice(full, numel), slice(at, at + numel - full)))
     if pieces:
         yield _block(begin, begin + -(-pieces[-1].place.stop // row) * row, pieces)
+
+
+def _runs(blocks: tuple[Block, ...]) -> Iterator[tuple[int, int, int, int]]:
+    """(first block, tensor, elements, elements of a block) of what is cut into whole blocks."""
+    whole = ((at, block.whole) for at, block in enumerate(blocks) if block.whole)
+    for index, run in groupby(whole, lambda found: found[1].index):
+        found = list(run)
+        first, last = found[0][1].span, found[-1][1].span
+        if first.start == 0:
+            yield found[0][0], index, last.stop, first.stop
 
 
 def _even(full: int, row: int) -> Iterator[slice]:

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from fedglad import Server, Update
-from fedglad.layout import BLOCK, LARGE, ROW
+from fedglad.layout import BLOCK, LARGE
+from fedglad.layout import ROWS as SIZES_OF_ROWS
 from fedglad.server import REGISTRIES
 
 from .support import (
@@ -103,6 +104,7 @@ def test_every_row_goes_through_a_file(role: str, name: str, tmp_path: Path):
     assert bits(loaded) == bits(server)
 
 
+ROW = SIZES_OF_ROWS[1][1]
 SIZES = (0, ROW - 1, ROW, ROW + 1, LARGE - 1, LARGE, LARGE + 1, BLOCK + ROW + 1)
 WIDE = {f"{size}.x": draw((size,), size) for size in SIZES}
 WIDE_COHORT = [

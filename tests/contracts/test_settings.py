@@ -101,8 +101,8 @@ BAD: list[tuple[type, dict[str, Any], str]] = [
         for groups in ("tensors", None, 3)
     ),
     *((cls, {"min_group": 0}, "must be 1 or more") for cls in adapters.REGISTRY.values()),
-    (Glad, {"gamma": -0.1}, "must be 0 or more, math.inf for no bounds"),
-    (Glad, {"gamma": math.nan}, "must be 0 or more, math.inf for no bounds"),
+    (Glad, {"gamma": -0.1}, "must be 0 or more, inf for no bounds"),
+    (Glad, {"gamma": math.nan}, "must be 0 or more, inf for no bounds"),
     (Glad, {"beta": 1.0}, r"must be in \[0, 1\)"),
     (Glad, {"beta": math.nan}, r"must be in \[0, 1\)"),
     (FedExP, {"eps": -1.0}, "must be 0 or more"),

@@ -142,7 +142,7 @@ def test_a_mistake_in_the_configuration_is_raised():
     with pytest.raises(ValueError, match="did you mean 'glad'"):
         next(iter(fedglad.simulate("digits", {"adapter.name": "gladd"})))
     with pytest.raises(ValueError, match="more than the 6 clients there are"):
-        run({"sampler.clients_per_round": 7}, data=Least())
+        run({"sampler.clients_per_round": 7, "model.features": 4}, data=Least())
 
 
 def test_a_large_population_costs_nothing_until_it_is_sampled():

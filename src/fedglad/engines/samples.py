@@ -66,7 +66,7 @@ class Batches:
         sizes = np.array([len(rows) for rows in chosen])
         weight = None
         if sizes.min() == sizes.max():
-            index = np.stack(chosen)
+            index = np.concatenate(chosen).reshape(count, -1)
         else:
             index = np.empty((count, sizes.max()), np.int64)
             for filled, rows in zip(index, chosen, strict=True):
