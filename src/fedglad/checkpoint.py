@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 VERSION = 1
+_TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 
 
 class CheckpointError(ValueError):
@@ -43,6 +45,11 @@ def write_text(path: Path, text: str) -> None:
     """The same for a small text."""
     with _replacing(path) as temporary:
         temporary.write_text(text)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """What a process that was killed while it wrote here has left."""
+    return [path for path in folder.glob(".*") if _TEMPORARY.fullmatch(path.name)]
 
 
 @contextmanager

@@ -173,11 +173,11 @@ def _check_format(run: Run, saved: dict[str, Any]) -> None:
 
 def _restore(run: Run, simulation: Simulation) -> None:
     """Goes back to the newest checkpoint that can be read, and cuts the records to it."""
-    halves = (run.folder / "checkpoints").glob("*.safetensors")
-    for left in [*run.folder.rglob(".*tmp*"), *halves]:  # by a run that was killed
-        if not left.with_suffix(".json").exists() or left.name.startswith("."):
-            left.unlink()
-    for path in sorted((run.folder / "checkpoints").glob("*.json"), reverse=True):
+    folder = run.folder / "checkpoints"
+    tensors_only = (p for p in folder.glob("*.safetensors") if not p.with_suffix(".json").exists())
+    for left in [*checkpoint.leftovers(run.folder), *checkpoint.leftovers(folder), *tensors_only]:
+        left.unlink()  # by a run that was killed
+    for path in sorted(folder.glob("*.json"), reverse=True):
         try:
             saved = json.loads(path.read_text())
             t, sampler_state = int(saved["round"]), dict(saved["sampler"])

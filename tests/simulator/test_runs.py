@@ -760,3 +760,18 @@ def test_a_failing_client_leaves_its_traceback_in_the_log(tmp_path: Path):
 
 def test_facts_leave_out_times_alone():
     assert facts({"round": 1, "seconds": {"train": 1}}) == {"round": 1}
+
+
+def test_resuming_leaves_foreign_files_alone(tmp_path: Path):
+    out = tmp_path / "run"
+    config = load("digits", {**TINY, "rounds": 2})[1]
+    (out / "checkpoints").mkdir(parents=True)
+    (out / ".tmp").mkdir()
+    mine = [out / ".tmp-notes", out / ".tmp" / "mine", out / "checkpoints" / ".notes.tmp"]
+    for path in mine:
+        path.write_text("mine")
+    half = out / "checkpoints" / ".000001.safetensors.4711.tmp"  # a killed run's
+    half.write_text("half")
+    execute("digits", config, out=out)
+    assert [path.read_text() for path in mine] == ["mine"] * 3
+    assert not half.exists()
