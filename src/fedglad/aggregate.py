@@ -75,7 +75,7 @@ class BufferMean:
 
 def sweep(
     layout: Layout,
-    sources: Sequence[Source | Tensor],
+    sources: Sequence[Source | Tensor] | Tensor,
     base: Tensor,
     into: Sequence[tuple[Sum, Sequence[float]]] = (),
     *,
@@ -83,11 +83,14 @@ def sweep(
 ) -> np.ndarray:
     """One pass over the sources: adds w_k·g_k to each sum of `into` and returns ‖g_k‖² (k, tensor).
 
-    A source that holds a trained model counts as `base` − θ_k. A bare tensor is a packed vector.
+    A source that holds a trained model counts as `base` − θ_k. A bare tensor is a packed vector;
+    the rows of a matrix are many.
     """
-    if measure and not into and len(layout.blocks) == 1 and (vectors := _vectors(sources)):
-        stacked = torch.stack(vectors).view(len(vectors), -1, layout.row)
-        return _squares(layout, vector_norm(stacked, dim=2).cpu().numpy(), sources, base)
+    if measure and not into and len(layout.blocks) == 1:
+        stacked = _matrix(sources)
+        if stacked is not None:
+            norms = vector_norm(stacked.reshape(len(stacked), -1, layout.row), dim=2)
+            return _squares(layout, norms.cpu().numpy(), sources, base)
     scratch = torch.empty(min(BLOCK, layout.size), dtype=layout.dtype, device=layout.device)
     norms = scratch.new_empty(len(sources), layout.size // layout.row if measure else 0)
     rows = [own.split(layout.block_rows) for own in norms] if measure else []
@@ -132,17 +135,19 @@ def _parts(layout: Layout, source: Source | Tensor) -> Sequence[Tensor | None]:
     return [None] * len(layout.blocks) if source.trained else layout.parts(tensors)
 
 
-def _vectors(sources: Sequence[Source | Tensor]) -> list[Tensor]:
-    """The packed vectors of the sources; none unless they all are."""
+def _matrix(sources: Sequence[Source | Tensor] | Tensor) -> Tensor | None:
+    """The packed vectors of the sources as rows; None unless they all are such."""
+    if isinstance(sources, Tensor):
+        return sources
     found = [s if isinstance(s, Tensor) else s.tensors for s in sources]
     vectors = [x for x in found if isinstance(x, Tensor)]
-    return vectors if len(vectors) == len(found) else []
+    return torch.stack(vectors) if vectors and len(vectors) == len(found) else None
 
 
 def _squares(
     layout: Layout,
     norms: np.ndarray,  # of the rows, (k, row)
-    sources: Sequence[Source | Tensor],
+    sources: Sequence[Source | Tensor] | Tensor,
     base: Tensor,
 ) -> np.ndarray:
     squares = layout.per_tensor(np.square(norms, dtype=np.float64))
@@ -211,7 +216,7 @@ def _gather(layout: Layout, block: Block, lists: list[list[Tensor]]) -> Tensor |
     return found
 
 
-def _lists(layout: Layout, sources: Sequence[Source | Tensor]) -> list[list[Tensor]]:
+def _lists(layout: Layout, sources: Sequence[Source | Tensor] | Tensor) -> list[list[Tensor]]:
     """The tensors of the sources; none unless all are differences, tensor by tensor, as we work."""
     lists: list[list[Tensor]] = []
     for source in sources:

@@ -110,7 +110,10 @@ class Intake:
         else:
             for group in _groups(updates):
                 opened = self._open_all(group)
-                squares = self._sweep([source for _, source in opened])
+                sources: Sequence[Source] | Tensor = [source for _, source in opened]
+                if isinstance(group, Bundle) and len(sources) == len(group.clients):
+                    sources = group.deltas
+                squares = self._sweep(sources)
                 self._add(self._judged(opened, squares), unfiltered)
         self._require_enough()
         shares, factor = self._share([m.weight for m in self.members])
@@ -226,21 +229,9 @@ class Intake:
 
     def _open_bundle(self, bundle: Bundle) -> list[tuple[dict[str, Any], Source]]:
         """What `_open` does, for many at once."""
-        rows = zip(
-            bundle.clients, bundle.losses, bundle.weights, bundle.deltas.unbind(), strict=True
-        )
-        opened = [
-            (
-                {
-                    "id": client,
-                    "weight": 0.0,
-                    "loss": loss if math.isfinite(loss) else None,
-                    "sq_norm": None,
-                },
-                Source(float(weight), delta),
-            )
-            for client, loss, weight, delta in rows
-        ]
+        losses = (loss if math.isfinite(loss) else None for loss in bundle.losses)
+        rows = zip(bundle.clients, losses, bundle.weights, bundle.deltas.unbind(), strict=True)
+        opened = [(_entry(c, loss), Source(float(w), delta)) for c, loss, w, delta in rows]
         self.entries += [entry for entry, _ in opened]
         return opened
 
@@ -255,7 +246,7 @@ class Intake:
     def _open(self, item: Any) -> tuple[dict[str, Any], Source] | None:
         """The update's line in the record and its content, unless its form is wrong."""
         update = Update(item) if isinstance(item, Mapping | Tensor) else item
-        entry: dict[str, Any] = {"id": None, "weight": 0.0, "loss": None, "sq_norm": None}
+        entry = _entry()
         self.entries.append(entry)
         try:
             if isinstance(update, Failure):
@@ -344,7 +335,7 @@ class Intake:
 
     def _sweep(
         self,
-        sources: Sequence[Source | Tensor],
+        sources: Sequence[Source | Tensor] | Tensor,
         into: Sequence[tuple[Sum, Sequence[float]]] = (),
         *,
         measure: bool = True,
@@ -366,6 +357,11 @@ def _groups(items: Iterable[Any]) -> Iterator[list[Any] | Bundle]:
     """Updates that are there together: an engine may hand over many small ones at once."""
     for item in items:
         yield item if isinstance(item, Several | Bundle) else [item]
+
+
+def _entry(client: Client = None, loss: float | None = None) -> dict[str, Any]:
+    """A client's line in the record, before anything is known of its update."""
+    return {"id": client, "weight": 0.0, "loss": loss, "sq_norm": None}
 
 
 def _norms_sq(squares: np.ndarray) -> list[float]:

@@ -66,7 +66,9 @@ class Gate:
 
     def next(self) -> "Gate":
         """The same for the next round."""
-        return Gate(self.guard, self.norms, self.weights)
+        same = copy.copy(self)
+        same.usual_norm, same.usual_weight = _median(self.norms), _median(self.weights)
+        return same
 
     def check_weight(self, weight: float) -> None:
         usual = self.usual_weight

@@ -103,9 +103,8 @@ class BatchedEngine:
         deltas = self._matrix("deltas", len(clients))
         found: dict[int, Brought | Failure] = {}
         members: list[Member] = []
-        for place, (client, data) in enumerate(
-            zip(clients, fetch(self.job.data, clients), strict=True)
-        ):
+        samples = fetch(self.job.data, clients)
+        for place, (client, data) in enumerate(zip(clients, samples, strict=True)):
             if isinstance(data, Exception):
                 found[place] = _failure(client, data)
             else:
@@ -117,7 +116,7 @@ class BatchedEngine:
     def _batches(self, t: int, client: int, data: Samples) -> list[np.ndarray | slice]:
         settings, n = self.job.client, size(data)
         if n <= settings.batch_size:  # all of it every time: the order changes nothing
-            return [slice(None)] * settings.count(n)
+            return [slice(None)] * (settings.steps or settings.epochs)
         rng = stream(self.job.seed, "client", t, client)
         rng.bit_generator.random_raw()  # dropout's seed elsewhere: the batches are the same
         return list(settings.batches(n, rng))
