@@ -1,6 +1,6 @@
 """Client methods for the tests: real ones, small enough to be worked out by hand.
 
-Each is a correction, as shared/METHODS.md writes it. In the batched engine what is given are
+Each is a correction. In the batched engine what is given are
 matrices of a row a client, and the same lines hold.
 """
 

@@ -130,7 +130,7 @@ class BatchedEngine:
             for member in members:
                 n = size((member.x, member.y, member.rows)) if self.mixes else 0
                 groups.setdefault((member.kind(), n), []).append(member)
-        return [sorted(group, key=lambda m: -len(m.batches)) for group in groups.values()]
+        return [sorted(g, key=lambda m: -len(m.batches)) for g in groups.values() if g]
 
     def _try(
         self, call: Call, members: list[Member], deltas: Tensor
