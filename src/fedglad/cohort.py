@@ -70,7 +70,7 @@ class Taken:
     shares: np.ndarray  # the weights in the mean, (k,)
     sq: np.ndarray  # ‖g_k‖² of each tensor, (k, tensors), as they entered the mean
     mean_sq: np.ndarray  # ‖mean‖² of each tensor
-    gsi_unfiltered: float
+    gsi_unfiltered: float | None  # None: no filter changed anything
 
 
 class Intake:
@@ -119,9 +119,9 @@ class Intake:
         shares, factor = self._share([m.weight for m in self.members])
         sq = np.array([m.sq for m in self.members])
         mean_sq = self.total.mean_sq(factor)
-        plain_sq = unfiltered.mean_sq(factor) if filter.scales else mean_sq
-        gsi = _gsi_all(sq, plain_sq, shares)
+        gsi = None
         if filter.scales:
+            gsi = _gsi_all(sq, unfiltered.mean_sq(factor), shares)
             sq *= np.array([filter.scale(m.norm) for m in self.members])[:, None] ** 2
         return Taken(self.total.flat, shares, sq, mean_sq, gsi)
 

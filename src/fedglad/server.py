@@ -221,7 +221,7 @@ class Server:
             self._theta += shift
 
     def _record(self, intake: Intake, taken: Taken, stats: Statistics, factors: Factors) -> Record:
-        labels = self._groups.labels
+        labels, gsi_all = self._groups.labels, stats.gsi_all
         known = [(m.entry["weight"], m.entry["loss"]) for m in intake.members]
         known = [(weight, loss) for weight, loss in known if loss is not None]
         total = math.fsum(weight for weight, _ in known)
@@ -231,8 +231,8 @@ class Server:
             gsi=dict(zip(labels, factors.gsi.tolist(), strict=True)),
             baseline={n: b for n, b in zip(labels, factors.baseline.tolist(), strict=True) if b},
             scale=dict(zip(labels, factors.scale.tolist(), strict=True)),
-            gsi_all=stats.gsi_all,
-            gsi_unfiltered=stats.gsi_all if self.filter == Filter() else taken.gsi_unfiltered,
+            gsi_all=gsi_all,
+            gsi_unfiltered=gsi_all if taken.gsi_unfiltered is None else taken.gsi_unfiltered,
             train_loss=math.fsum(w * loss for w, loss in known) / total if known else None,
             statistics=stats,
         )
