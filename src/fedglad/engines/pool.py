@@ -7,8 +7,8 @@ import signal
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -121,7 +121,7 @@ class Pool:
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe()
         handle = context.Process(target=_work, args=(theirs, self.begin, os.getpid()), daemon=True)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _uninterrupted():
             # Python ≥ 3.12 warns of threads that a fork leaves behind. Ours are torch's, and a
             # worker computes on one thread only.
             warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
@@ -139,6 +139,16 @@ class Pool:
                 self._replace(k)
 
 
+@contextmanager
+def _uninterrupted() -> Generator[None]:
+    """Ctrl-C waits: in the middle of a fork it would be raised where nobody can catch it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _end(process: Process) -> None:
     process.handle.kill()
     process.handle.join()
@@ -148,6 +158,7 @@ def _end(process: Process) -> None:
 def _work(pipe: Connection, begin: Callable[[], Serve], parent: int) -> None:
     """A worker's life: it ends with its parent, and leaves Ctrl-C to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # it was held back for the fork
     with suppress(OSError, AttributeError):  # Linux can end a child with its parent, even mid-write
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)
