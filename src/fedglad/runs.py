@@ -118,8 +118,12 @@ def execute(
                 f"{run.folder} holds an unfinished run: go on with --resume, or replace it with "
                 "--force"
             )
+    plan = config.plan()
     # If it cannot start, nothing is touched.
-    with closing(Simulation(config.plan(), run.folder / "memories")) as simulation:
+    with (
+        patient() as asked_to_stop,
+        closing(Simulation(plan, run.folder / "memories")) as simulation,
+    ):
         make_folder(run.folder)
         with _log(run.folder, busy):
             if not force and _finished(run, config):  # by another process, meanwhile
@@ -129,7 +133,7 @@ def execute(
                     run.clear()
                 checkpoint.write_text(run.folder / "config.toml", config.to_toml())
                 _restore(run, simulation)
-                _play(run, config, simulation, on_round or (lambda _: None))
+                _play(run, config, simulation, on_round or (lambda _: None), asked_to_stop)
             except OSError as error:
                 raise RunError(
                     f"{run.folder} could not be written: {error}. What was saved is intact: "
@@ -200,10 +204,18 @@ def _restore(run: Run, simulation: Simulation) -> None:
     checkpoint.write_text(run.folder / "rounds.jsonl", text)
 
 
-def _play(run: Run, config: Config, simulation: Simulation, on_round: OnRound) -> None:
+def _play(
+    run: Run,
+    config: Config,
+    simulation: Simulation,
+    on_round: OnRound,
+    asked_to_stop: Callable[[], bool],
+) -> None:
     folder = run.folder / "checkpoints"
     folder.mkdir(exist_ok=True)
-    with open(run.folder / "rounds.jsonl", "a") as records, patient() as asked_to_stop:
+    if asked_to_stop():
+        raise Interrupted(f"stopped before a round began: go on with --resume (in {run.folder})")
+    with open(run.folder / "rounds.jsonl", "a") as records:
         for played in simulation.rounds():
             records.write(json.dumps(played.to_dict(), allow_nan=False) + "\n")
             records.flush()
