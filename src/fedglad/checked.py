@@ -1,7 +1,9 @@
 """A dataclass from plain values: pydantic checks their types, we tell mistakes in a sentence."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, field, make_dataclass
+from typing import Any, get_type_hints
 
 KINDS = {
     "float": "a number",
@@ -16,6 +18,8 @@ KINDS = {
 }
 """What pydantic's kinds of errors ask for, by their first word: float_parsing, too_long, …"""
 
+PLAIN = (bool, int, float, str, tuple, list, dict, type(None))
+
 
 def build(cls: type, given: Mapping[str, Any], section: str) -> Any:
     """The object; ValueError names the key within its section, the value and what it must be."""
@@ -25,6 +29,40 @@ def build(cls: type, given: Mapping[str, Any], section: str) -> Any:
         return TypeAdapter(cls).validate_python(given)
     except ValidationError as error:
         raise ValueError(_sentence(section, given, error.errors())) from None
+
+
+def settings_of(factory: Callable[..., Any], method: str) -> type:
+    """A dataclass whose fields are a function's arguments, and whose `method` calls it.
+
+    An argument whose default no file can hold, such as a class, keeps it.
+    """
+    parameters = inspect.signature(factory).parameters.values()
+    own = [
+        p
+        for p in parameters
+        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        and (p.default is p.empty or isinstance(p.default, PLAIN))
+    ]
+    if alone := [p.name for p in own if p.kind is p.POSITIONAL_ONLY]:
+        raise TypeError(f"its argument {alone[0]!r} has no name that could be set")
+    target = factory.__init__ if isinstance(factory, type) else factory
+    hints = get_type_hints(target, include_extras=True)
+    fields_ = [
+        (
+            p.name,
+            hints.get(p.name, Any),
+            field(default=MISSING if p.default is p.empty else p.default),
+        )
+        for p in own
+    ]
+
+    def call(self: Any) -> Any:
+        return factory(**{p.name: getattr(self, p.name) for p in own})
+
+    said = inspect.getdoc(factory) or factory.__qualname__
+    namespace = {method: call, "__doc__": said, "__module__": factory.__module__}
+    name = factory.__qualname__
+    return make_dataclass(name, fields_, namespace=namespace, frozen=True, kw_only=True)
 
 
 def _sentence(section: str, given: Mapping[str, Any], errors: Sequence[Any]) -> str:

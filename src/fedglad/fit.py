@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedglad.clients.loop import as_stored
 from fedglad.engines import Federation, threads
 
 
@@ -19,8 +20,9 @@ def check(model: nn.Module, data: Federation, name: str, settings: Any = None) -
     if not len(y):
         raise ValueError("the data's test set is empty")
     classes = _classes(y, data)
-    if wrong := _misfit(model, x[:1], classes):
-        way_out = f"; {_way_out(settings, x[:1], classes)}" if settings else ""
+    x = getattr(data, "prepare", as_stored)(x[:1], False)
+    if wrong := _misfit(model, x, classes):
+        way_out = f"; {_way_out(settings, x, classes)}" if settings else ""
         raise ValueError(f"model {name} {wrong}{way_out}")
 
 

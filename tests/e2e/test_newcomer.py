@@ -74,7 +74,7 @@ def test_the_readme_path_can_be_walked(tmp_path: Path):
         ("config", "A preset or a TOML file."),
         ("sweep", "A preset or a TOML file."),
         ("compare", "Runs' folders, or folders of them."),
-        ("list", "presets, datasets, models"),
+        ("list", "presets, datasets, partitions"),
     ],
 )
 def test_help_explains_the_arguments(command: str, text: str):

@@ -15,7 +15,15 @@ from fedglad.models.cnn import ByteDropout, FedOptCNN, SmallCNN, channels_last
 from fedglad.models.mlp import MLP
 from fedglad.models.softmax import SoftmaxRegression
 
-SIZES = {"softmax": (610, 2), "mlp": (199_210, 6), "cnn": (1_199_882, 8), "small-cnn": (9_930, 6)}
+SIZES = {
+    "softmax": (610, 2),
+    "mlp": (199_210, 6),
+    "cnn": (1_199_882, 8),
+    "small-cnn": (9_930, 6),
+    "resnet56": (591_322, 176),
+    "resnet56-basic": (853_018, 167),
+    "resnet56-gn": (591_322, 176),
+}
 
 
 def settings(name: str):

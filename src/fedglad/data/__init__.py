@@ -3,8 +3,12 @@
 | file | what it has |
 |---|---|
 | `federation.py` | what a simulation asks of a data set, and `Partitioned`, a set in memory |
-| `partition.py` | which samples each client owns, with a registry of its own |
+| `partition/` | which samples each client owns, one file a partition, with a registry of its own |
+| `split.py` | the settings that every partitioned data set has |
+| `picture.py` | a partition as numbers, in the terminal and as a PNG |
 | `digits.py` | 1,797 handwritten digits of 8×8 pixels, bundled |
+| `images.py` | MNIST and CIFAR-10: stored bytes to a model's inputs, augmented in training |
+| `store.py`, `fetch.py`, `sources/` | how a data set gets here: cache, means, one file a set |
 | `synthetic.py` | Synthetic(α, β): logistic data for any number of clients, made when asked |
 
 A data set is a frozen dataclass of settings whose `load_federation()` gives a `Federation`. Only
@@ -14,4 +18,6 @@ A data set is a frozen dataclass of settings whose `load_federation()` gives a `
 REGISTRY = {
     "digits": "fedglad.data.digits:Digits",
     "synthetic": "fedglad.data.synthetic:Synthetic",
+    "mnist": "fedglad.data.images:MNIST",
+    "cifar10": "fedglad.data.images:CIFAR10",
 }

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedglad.data import partition
 from fedglad.data.federation import Partitioned
+from fedglad.data.split import CLIENTS, Split
 from fedglad.rng import stream
 
 TRAIN = 1437  # of 1,797: four fifths
@@ -24,37 +24,19 @@ def load() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Digits:
+class Digits(Split):
     """The bundled digits: 1,437 images of 1×8×8 pixels among the clients, 360 for the test.
 
-    | field | meaning |
-    |---|---|
-    | `clients` | number of clients |
-    | `partition` | label-skew or iid |
-    | `alpha` | label-skew: the Dirichlet's total concentration; 0.1 is 0.01 per class elsewhere |
-    | `seed` | which images are for the test, and who gets which of the others |
+    The fields are those of `Split`; `seed` also says which images are for the test.
     """
 
-    clients: Annotated[int, "N"] = 50
-    partition: Annotated[str, "label-skew or iid"] = "label-skew"
-    alpha: Annotated[
-        float, "total concentration: 0.1 here is 0.01 per class in most other tools"
-    ] = 0.1
-    seed: Annotated[int, "of the split and the partition"] = 0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.clients <= TRAIN:
-            raise ValueError(
-                f"Digits(clients={self.clients!r}): must be in 1 … {TRAIN}, one training image each"
-            )
-        partition.named(self.partition, alpha=self.alpha)
+    samples = TRAIN
+    clients: Annotated[int, CLIENTS] = 50
 
     def load_federation(self) -> Partitioned:
         """The images with their owners; the same ones for the same seed."""
         images, labels = load()
         order = stream(self.seed, "split").permutation(len(labels))
         x, y = torch.from_numpy(images[order, None]), torch.from_numpy(labels[order])
-        rng = stream(self.seed, "partition")
-        chosen = partition.named(self.partition, alpha=self.alpha)
-        owned = chosen.split(labels[order[:TRAIN]], self.clients, rng)
+        owned = self.owners(labels[order[:TRAIN]])
         return Partitioned(x[:TRAIN], y[:TRAIN], x[TRAIN:], y[TRAIN:], owned)

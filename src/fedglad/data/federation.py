@@ -4,7 +4,7 @@ Nothing here says how the samples came to a client: `Partitioned` holds one data
 which rows of it; a population too large to hold (`synthetic.py`) makes a client when it is asked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -58,6 +58,7 @@ class Partitioned:
         test_x: Tensor,
         test_y: Tensor,
         indices: Sequence[np.ndarray],
+        transform: Callable[[Tensor, bool], Tensor] | None = None,
     ) -> None:
         for what, inputs, targets in (("training", x, y), ("test", test_x, test_y)):
             if len(inputs) != len(targets):
@@ -71,6 +72,7 @@ class Partitioned:
         if not (np.issubdtype(rows.dtype, np.integer) and 0 <= rows.min() <= rows.max() < len(x)):
             raise ValueError(f"indices must be integers in 0 … {len(x) - 1}, the data set's rows")
         self.x, self.y, self.test_x, self.test_y = x, y, test_x, test_y
+        self.transform = transform
         # One tensor for all clients, not one each: ten thousand of them are sent to a worker at
         # the price of one.
         self.rows = torch.from_numpy(rows.astype(np.int64, copy=False))
@@ -104,6 +106,10 @@ class Partitioned:
     def test(self) -> tuple[Tensor, Tensor]:
         """The test inputs and targets."""
         return self.test_x, self.test_y
+
+    def prepare(self, x: Tensor, training: bool) -> Tensor:
+        """The model's inputs of a batch of stored ones, by the transform that was given."""
+        return self.transform(x, training) if self.transform else x
 
     def labels(self, k: int) -> np.ndarray | None:
         """How many samples of each class client k has; None if the targets are not labels."""

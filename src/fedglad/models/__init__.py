@@ -6,6 +6,9 @@
 | mlp | `mlp.py` | dense layers with ReLU |
 | cnn | `cnn.py` | the CNN of FedOpt and FedGLAD's MNIST experiments, 1,199,882 parameters |
 | small-cnn | `cnn.py` | a CNN for images of 8×8 pixels, 9,930 parameters |
+| resnet56 | `resnet.py` | the paper's, of bottleneck blocks: 591,322 parameters |
+| resnet56-basic | `resnet.py` | that of He et al., of basic blocks: 853,018 parameters |
+| resnet56-gn | `resnet.py` | `resnet56` with GroupNorm |
 
 A model is a frozen dataclass of settings whose `build()` gives the module, initialised from
 torch's generator alone: seed it, and the same model comes out.
@@ -16,4 +19,7 @@ REGISTRY = {
     "mlp": "fedglad.models.mlp:MLP",
     "cnn": "fedglad.models.cnn:FedOptCNN",
     "small-cnn": "fedglad.models.cnn:SmallCNN",
+    "resnet56": "fedglad.models.resnet:ResNet56",
+    "resnet56-basic": "fedglad.models.resnet:ResNet56Basic",
+    "resnet56-gn": "fedglad.models.resnet:ResNet56GroupNorm",
 }

@@ -1,0 +1,156 @@
+"""Steps of local training against the raw loop, one thread: `make bench BENCH=steps`.
+
+Batches of 64 random images, SGD with momentum 0.9, clipping at 1. The raw loop is the same network
+as one writes it (torch's modules in their own layout, ReLU before the pooling),
+`torch.optim.SGD(foreach=True)` and `clip_grad_norm_`; ours is the client's round that every engine
+calls, with its parameters in one vector.
+
+    python benchmarks/steps.py [--rounds 2] [--repeats 5] [--quick] [--profile]
+
+`--rounds` counts local steps. `--profile` says where the time of one of our steps goes.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from _shared import best, load, machine, options, table
+from compute import usual_cnn
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, pad
+from torch.nn.utils import clip_grad_norm_
+from torch.profiler import profile
+
+from fedglad.clients.loop import Plain, Workbench
+from fedglad.models.cnn import FedOptCNN
+from fedglad.models.resnet import ResNet56, ResNet56Basic, ResNet56GroupNorm
+
+BATCH, LR, CLIP = 64, 0.01, 1.0
+Norm = Callable[[int], nn.Module]
+
+
+class Residual(nn.Module):
+    def __init__(self, branch: nn.Module, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.branch, self.shortcut, self.relu = branch, shortcut, nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.relu(self.branch(x) + self.shortcut(x))
+
+
+class Pad(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 0, x.shape[1]))
+
+
+def conv(fan_in: int, fan_out: int, kernel: int, norm: Norm, stride: int = 1) -> list[nn.Module]:
+    return [
+        nn.Conv2d(fan_in, fan_out, kernel, stride, kernel // 2, bias=False),
+        norm(fan_out),
+    ]
+
+
+def usual_resnet(blocks: int, norm: Norm, *, basic: bool = False) -> nn.Module:
+    layers = [*conv(3, 16, 3, norm), nn.ReLU(inplace=True)]
+    fan_in = 16
+    for planes in (16, 32, 64):
+        for k in range(blocks):
+            stride = 2 if planes > 16 and not k else 1
+            shortcut: nn.Module = nn.Identity()
+            if basic:
+                fan_out = planes
+                branch = [*conv(fan_in, planes, 3, norm, stride), nn.ReLU(inplace=True)]
+                branch += conv(planes, planes, 3, norm)
+                if stride == 2:
+                    shortcut = Pad()
+            else:
+                fan_out = 4 * planes
+                branch = [*conv(fan_in, planes, 1, norm), nn.ReLU(inplace=True)]
+                branch += [*conv(planes, planes, 3, norm, stride), nn.ReLU(inplace=True)]
+                branch += conv(planes, fan_out, 1, norm)
+                if not k:
+                    shortcut = nn.Sequential(*conv(fan_in, fan_out, 1, norm, stride))
+            layers.append(Residual(nn.Sequential(*branch), shortcut))
+            fan_in = fan_out
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(fan_in, 10))
+
+
+MODELS: dict[str, tuple[Any, Callable[[], nn.Module], tuple[int, ...]]] = {
+    "cnn": (FedOptCNN(), usual_cnn, (1, 28, 28)),
+    "resnet56": (ResNet56(), lambda: usual_resnet(6, nn.BatchNorm2d), (3, 32, 32)),
+    "resnet56-basic": (
+        ResNet56Basic(),
+        lambda: usual_resnet(9, nn.BatchNorm2d, basic=True),
+        (3, 32, 32),
+    ),
+    "resnet56-gn": (
+        ResNet56GroupNorm(),
+        lambda: usual_resnet(6, lambda planes: nn.GroupNorm(2, planes)),
+        (3, 32, 32),
+    ),
+}
+
+
+def raw_loop(model: nn.Module, x: Tensor, y: Tensor, steps: int) -> Callable[[], None]:
+    def run() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, foreach=True)
+        for batch in torch.randperm(len(y)).split(BATCH)[:steps]:
+            optimizer.zero_grad()
+            cross_entropy(model(x[batch]), y[batch]).backward()
+            clip_grad_norm_(model.parameters(), CLIP)
+            optimizer.step()
+
+    return run
+
+
+def our_loop(model: nn.Module, x: Tensor, y: Tensor, steps: int) -> Callable[[], Any]:
+    bench = Workbench(model)
+    theta, rng = bench.w.clone(), np.random.default_rng(0)
+    buffers = {name: value.clone() for name, value in model.named_buffers()}
+    client = Plain(lr=LR, batch_size=BATCH, clip_norm=CLIP, steps=steps)
+    return lambda: bench.train(client, theta, buffers, x, y, rng)
+
+
+def share(run: Callable[[], Any]) -> None:
+    """Where the time of one run goes, by torch's own names of its operations."""
+    with profile() as found:
+        run()
+    events = [e for e in found.key_averages() if e.self_cpu_time_total > 0]
+    total = sum(e.self_cpu_time_total for e in events)
+    first = sorted(events, key=lambda e: -e.self_cpu_time_total)[:12]
+    rows = [(e.key, e.count, f"{e.self_cpu_time_total / total:.1%}") for e in first]
+    table(("operation", "calls", "of the time"), rows)
+
+
+def main() -> None:
+    parser = options("Steps of local training against the raw loop", rounds=2)
+    parser.add_argument("--profile", action="store_true", help="where the time of ours goes")
+    chosen = parser.parse_args()
+    steps, repeats = (1, 2) if chosen.quick else (chosen.rounds, chosen.repeats)
+    torch.set_num_threads(1)
+    print(f"{machine()}; one thread; load {load()}")
+    rows: list[tuple[str, ...]] = []
+    for name, (settings, usual, shape) in MODELS.items():
+        n = steps * (5 if name == "cnn" else 1)  # which takes a tenth of the time
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(n * BATCH, *shape, generator=generator)
+        y = torch.randint(10, (n * BATCH,), generator=generator)
+        ours, theirs = settings.build(), usual()
+        sizes = [sum(p.numel() for p in model.parameters()) for model in (ours, theirs)]
+        assert sizes[0] == sizes[1], sizes
+        runs = {"raw": raw_loop(theirs, x, y, n), "ours": our_loop(ours, x, y, n)}
+        for run in runs.values():
+            run()
+        seconds = best(runs, repeats)
+        raw, own = (n * BATCH / seconds[key] for key in ("raw", "ours"))
+        rows.append((name, f"{raw:,.0f}", f"{own:,.0f}", f"{own / raw:.2f}", load().split()[0]))
+        if chosen.profile:
+            print(f"\n{name}, one of our steps:")
+            share(our_loop(ours, x[:BATCH], y[:BATCH], 1))
+    table(("model", "raw loop, samples/s", "ours, samples/s", "× raw loop", "load"), rows)
+    print(f"\nbest of {repeats}, in turn, {steps} steps each ({5 * steps} of the cnn)")
+
+
+if __name__ == "__main__":
+    main()

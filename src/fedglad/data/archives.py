@@ -1,0 +1,80 @@
+"""Reading what is wanted of a .gz, tar or zip.
+
+Nothing is extracted by an archive's own paths: wanted members are read, and written under names
+that the recipe gives them. An archive that holds a path out of it, a link or a device is refused.
+"""
+
+import gzip
+import lzma
+import re
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from fedglad.data.sources import DataError, Pack
+
+CHUNK = 1 << 20
+DAMAGED = (
+    *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError),
+    *(EOFError, RuntimeError),  # the second by zipfile, for what it cannot read
+)
+
+
+def unpack(pack: Pack, path: Path, folder: Path, sizes: dict[str, int | None]) -> None:
+    """Writes the wanted members of a pack into a folder, none longer than its known size."""
+    wanted = dict(pack.members) or {pack.name: pack.name}
+    try:
+        for member, content in _members(pack, path):
+            if (name := wanted.pop(member, None)) is not None:
+                with (folder / name).open("wb") as target:
+                    _copy(content, target, name, sizes.get(name))
+    except DAMAGED as error:
+        raise DataError(f"{pack.name} is damaged or cut off: {error}") from None
+    if wanted:
+        raise DataError(f"{pack.name} lacks {', '.join(sorted(wanted))}")
+
+
+def _members(pack: Pack, path: Path) -> Iterator[tuple[str, IO[bytes] | gzip.GzipFile]]:
+    """The files in an archive with their paths; all of it is gone through, and must be harmless."""
+    if not pack.members:
+        with path.open("rb") as file:
+            yield pack.name, file
+    elif pack.name.endswith((".zip", ".whl")):
+        with zipfile.ZipFile(path) as archive:
+            for info in archive.infolist():
+                kind = stat.S_IFMT(info.external_attr >> 16)
+                _refuse(pack, info.filename, plain=kind in (0, stat.S_IFREG, stat.S_IFDIR))
+                if not info.is_dir():
+                    with archive.open(info) as content:
+                        yield info.filename, content
+    elif pack.name.endswith(".gz") and not pack.name.endswith(".tar.gz"):
+        with gzip.open(path) as content:
+            yield next(iter(pack.members)), content
+    else:
+        with tarfile.open(path, "r|*") as archive:
+            for info in archive:
+                _refuse(pack, info.name, plain=info.isreg() or info.isdir())
+                if content := archive.extractfile(info):
+                    yield info.name, content
+
+
+def _refuse(pack: Pack, member: str, *, plain: bool) -> None:
+    path = PurePosixPath(member.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts or re.match(r"[A-Za-z]:", member):
+        raise DataError(f"{pack.name} is refused: its member {member!r} leads out of it")
+    if not plain:
+        raise DataError(f"{pack.name} is refused: its member {member!r} is a link or a device")
+
+
+def _copy(
+    source: IO[bytes] | gzip.GzipFile, target: IO[bytes], name: str, size: int | None
+) -> None:
+    left = size
+    while chunk := source.read(CHUNK):
+        if left is not None and (left := left - len(chunk)) < 0:
+            raise DataError(f"{name} has more than its {size:,} bytes: another file")
+        target.write(chunk)

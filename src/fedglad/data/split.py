@@ -1,0 +1,81 @@
+"""How a data set comes to clients: the settings that every partitioned data set has."""
+
+from dataclasses import dataclass, fields
+from typing import Annotated, ClassVar
+
+import numpy as np
+
+from fedglad.data.partition import REGISTRY, Partition, named
+from fedglad.rng import stream
+
+CLIENTS = "N; natural and centralised have their own number"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """Who owns which samples; a data set inherits these fields and asks for its `owners`.
+
+    | field | meaning |
+    |---|---|
+    | `clients` | how many; `natural` and `centralised` have their own number, whatever it says |
+    | `partition` | a name of `fedglad.data.partition` |
+    | `alpha` | of `label-skew` and `dirichlet`, which count it differently: see `words` |
+    | `classes_per_client` | of `shards` |
+    | `sigma` | of `quantity` |
+    | `key` | of `natural`: a file with one key a sample |
+    | `seed` | of everything random in the data |
+
+    >>> owners = Split(clients=3, partition="iid").owners(np.zeros(7))
+    >>> [len(indices) for indices in owners]
+    [3, 2, 2]
+    """
+
+    samples: ClassVar[int | None] = None
+    """Training samples, if they are known before they are loaded: more clients are refused then."""
+
+    clients: Annotated[int, CLIENTS] = 100
+    partition: Annotated[str, ", ".join(REGISTRY)] = "label-skew"
+    alpha: Annotated[
+        float,
+        "label-skew: total concentration, 0.1 here is 0.01 per class in most other tools; "
+        "dirichlet: per client, as in other tools",
+    ] = 0.1
+    classes_per_client: Annotated[int, "shards: at most so many"] = 2
+    sigma: Annotated[float, "quantity: sizes are log-normal; 0 is equal ones"] = 1.0
+    key: Annotated[str, "natural: a file with one key a sample, .npy or lines of text"] = ""
+    seed: Annotated[int, "of the split and the partition"] = 0
+
+    def __post_init__(self) -> None:
+        chosen = self._chosen()
+        if chosen.counts_clients:
+            return
+        if self.clients < 1 or self.clients > (self.samples or self.clients):
+            limit = "1 or more"
+            if self.samples is not None:
+                limit = f"in 1 … {self.samples}, one training sample each"
+            raise ValueError(f"{type(self).__name__}(clients={self.clients!r}): must be {limit}")
+
+    def owners(self, labels: np.ndarray) -> list[np.ndarray]:
+        """The indices of each client's samples; the same ones for the same labels and seed."""
+        chosen = self._chosen()
+        number = 0 if chosen.counts_clients else self.clients
+        return chosen.split(labels, number, stream(self.seed, "partition"))
+
+    def words(self, classes: int) -> str:
+        """The partition with the setting it uses, and whose convention its α is.
+
+        >>> print(Split(alpha=0.1).words(classes=10))
+        label-skew, α = 0.1 in total (0.01 per class, as most other tools count it)
+        """
+        return {
+            "label-skew": f"label-skew, α = {self.alpha:g} in total ({self.alpha / classes:g} per "
+            "class, as most other tools count it)",
+            "dirichlet": f"dirichlet, α = {self.alpha:g} per client, as most other tools count it",
+            "shards": f"shards, at most {self.classes_per_client} classes per client",
+            "quantity": f"quantity, log-normal sizes with σ = {self.sigma:g}",
+            "natural": f"natural, by the keys in {self.key}",
+        }.get(self.partition, self.partition)
+
+    def _chosen(self) -> Partition:
+        own = {field.name: getattr(self, field.name) for field in fields(Split)}
+        return named(self.partition, **own)
