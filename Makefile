@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 JOBS ?= 2
-BENCH ?= aggregate compute overhead scale
+BENCH ?= aggregate compute overhead scale steps data rules
 ARGS ?=
 
 VENV_PYTHON := .venv/bin/python
@@ -21,7 +21,7 @@ endif
 # Without this, every pyright run asks the network for newer versions.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help demo test test-slow lint format bench
+.PHONY: help demo test test-slow lint format docs bench
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -46,6 +46,9 @@ lint: $(READY) ## Check format, lint rules and types
 format: $(READY) ## Format the code and fix what ruff can fix
 	@$(VENV_PYTHON) -m ruff check --fix --exit-zero --quiet
 	@$(VENV_PYTHON) -m ruff format
+
+docs: $(READY) ## Write docs/methods.md from the classes' own text
+	@$(VENV_PYTHON) -c 'from fedglad.catalogue import markdown; print(markdown(), end="")' >docs/methods.md
 
 bench: $(READY) ## Measure against the machine's limit (BENCH=compute to choose)
 	@for name in $(BENCH); do \

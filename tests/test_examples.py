@@ -82,7 +82,7 @@ def test_code_on_the_numpy_page_learns(block: str):
 
 
 def test_code_on_the_run_page_runs(capsys: pytest.CaptureFixture[str]):
-    (block,) = blocks("docs/run.md")
+    _, block = blocks("docs/run.md")
     exec(block, {})
     assert re.fullmatch(r"(\d 0\.\d+ \d\.\d+\n){3}", capsys.readouterr().out)
 
@@ -97,3 +97,40 @@ def test_code_on_the_sweep_page_runs_and_finds_its_runs_again(tmp_path: Path):
         assert done.returncode == 0, done.stderr
         assert done.stdout.count(f" {end} ") == 6
         assert "label='adapter.name=glad'" in done.stdout
+
+
+@pytest.mark.slow
+def test_own_model_and_data_on_the_page_on_running_can_be_run(tmp_path: Path):
+    mine, _ = blocks("docs/run.md")
+    (tmp_path / "mine.py").write_text(mine, encoding="utf-8")
+    page = (ROOT / "docs/run.md").read_text("utf-8")
+    (call,) = re.findall(r"^    fedglad (run .*mine:hospitals.*)$", page, re.M)
+    command = [sys.executable, "-m", "fedglad", *call.split(), "--out", "run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"final (\d+\.\d+) %", done.stdout)
+    assert found
+    assert float(found[1]) > 80  # it learns: a third would be chance
+    config = (tmp_path / "run/config.toml").read_text("utf-8")
+    assert 'name = "mine:hospitals"' in config
+    assert "width = 16" in config
+
+
+def test_code_on_the_page_on_partitions_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (block,) = blocks("docs/partitions.md")
+    scope: dict[str, Any] = {}
+    exec(block, scope)
+    assert scope["counts"].shape == (20, 10)
+    assert (tmp_path / "clients.png").exists()
+
+
+def test_the_picture_on_the_page_on_partitions_is_what_is_drawn():
+    from fedglad.data import picture
+    from fedglad.data.digits import Digits
+
+    page = (ROOT / "docs/partitions.md").read_text("utf-8")
+    settings = Digits(clients=12, alpha=1.0)
+    counts = picture.class_counts(settings.load_federation())
+    drawn = picture.text(counts, title=settings.words(10)).plain
+    assert "\n".join(f"    {line}".rstrip() for line in drawn.splitlines()) in page

@@ -13,8 +13,12 @@ from rich.markup import escape
 
 from fedglad import compare as comparing
 from fedglad import sweep as sweeping
+from fedglad.catalogue import rows
+from fedglad.cli_data import app as data_app
+from fedglad.cli_data import bring
 from fedglad.compare import CompareError
-from fedglad.config import REGISTRIES, ConfigError, find, load, parse_value
+from fedglad.config import ConfigError, find, load, parse_value
+from fedglad.data import partition as partitions
 from fedglad.presets import PRESETS
 from fedglad.runs import Interrupted, Run, RunError, execute, make_folder
 from fedglad.terminal import ShowRun, ShowSweep, complain, console, error, show_comparison, warn
@@ -24,10 +28,12 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.add_typer(data_app, name="data")
 
 LISTS = {
-    "presets": None,
+    "presets": "",
     "datasets": "data",
+    "partitions": "",
     "models": "model",
     "clients": "client",
     "samplers": "sampler",
@@ -92,6 +98,7 @@ def run(
     """Run a federated experiment and keep its records."""
     try:
         name, config = load(source, _settings(set_ or []))
+        bring(config)
         with ShowRun(config.rounds, quiet=as_json) as show:
             done = execute(name, config, out=out, resume=resume, force=force, on_round=show.round)
     except Interrupted as stopped:
@@ -128,22 +135,15 @@ def show_list(
     if kind not in LISTS:
         error(f"unknown list {kind!r}: choose from {', '.join(LISTS)}")
         raise typer.Exit(2)
-    section = LISTS[kind]
-    if section is None:
-        rows = {name: preset.about for name, preset in PRESETS.items()}
-    else:
-        rows = {
-            name: (find(section, name).__doc__ or "").strip().splitlines()[0]
-            for name in REGISTRIES[section]
-        }
-    sizes = {name: _parameters(name) for name in rows} if section == "model" else {}
+    told = _listed(kind)
+    sizes = {name: _parameters(name) for name in told} if kind == "models" else {}
     if as_json:
-        found: dict[str, Any] = dict(rows)
+        found: dict[str, Any] = dict(told)
         for name, size in sizes.items():
-            found[name] = {"about": rows[name], "parameters": size}
+            found[name] = {"about": told[name], "parameters": size}
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
         return
-    for name, text in rows.items():
+    for name, text in told.items():
         size = f" ({sizes[name]:,} parameters)" if sizes else ""
         console.print(f"[bold]{name:<18}[/]{escape(text + size)}", soft_wrap=True)
 
@@ -167,6 +167,8 @@ def sweep(
     ends: dict[Path, sweeping.Event] = {}
     try:
         tasks = sweeping.tasks(source, grid or [], _settings(set_ or []), out)
+        for task in tasks:  # before they wait for each other
+            bring(task.config)
         make_folder(out)
         with (
             ShowSweep(tasks, quiet=as_json) as show,
@@ -211,6 +213,15 @@ def show_compare(
         sys.stdout.write(json.dumps(found.to_dict(), indent=2) + "\n")
     else:
         show_comparison(found)
+
+
+def _listed(kind: str) -> dict[str, str]:
+    """Everything of a kind in a line, with its reference."""
+    if kind == "presets":
+        return {name: preset.about for name, preset in PRESETS.items()}
+    if kind == "partitions":
+        return {n: (c.__doc__ or "").splitlines()[0] for n, c in partitions.REGISTRY.items()}
+    return {row.name: row.line for row in rows(LISTS[kind])}
 
 
 def _parameters(name: str) -> int:

@@ -1,9 +1,8 @@
 """Takes in a cohort, update by update in its order: validate, filter, aggregate."""
 
 import math
-import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -24,6 +23,7 @@ from fedglad.validate import (
     Source,
     as_number,
     have_padding,
+    identity,
     open_update,
 )
 from fedglad.weights import Client, Samples, State
@@ -45,10 +45,11 @@ class Plan:
     weighting: Samples
     wants_extra: bool
     min_clients: int
+    distances: bool = False  # from the mean of each update, which asks for all of them at once
 
     @property
     def keeps_updates(self) -> bool:
-        return self.filter.keeps_updates or self.weighting.keeps_updates
+        return self.distances or self.filter.keeps_updates or self.weighting.keeps_updates
 
 
 @dataclass(slots=True)
@@ -59,6 +60,7 @@ class Member:
     weight: float
     sq: np.ndarray
     norm: float
+    steps: int | None
     source: Source | None  # None once it is in the sums
 
 
@@ -71,6 +73,7 @@ class Taken:
     sq: np.ndarray  # ‖g_k‖² of each tensor, (k, tensors), as they entered the mean
     mean_sq: np.ndarray  # ‖mean‖² of each tensor
     gsi_unfiltered: float | None  # None: no filter changed anything
+    distances: dict[Client, float] | None = None  # ‖g_k − ḡ‖ from the plain mean, where wanted
 
 
 class Intake:
@@ -168,7 +171,8 @@ class Intake:
         for entry, source in chain.from_iterable(map(self._open_all, _groups(updates))):
             packed = pack(layout, source, self.base)
             extra = source.extra and Source(1.0, pack(layout, source.extra, self.base))
-            own = Source(source.weight, packed, buffers=_copied(source.buffers), extra=extra)
+            own = replace(source, tensors=packed, trained=False, extra=extra)
+            own.buffers = {name: value.clone() for name, value in source.buffers.items()}
             sq = self._sweep([packed])
             if self._judge(entry, own, sq[0], _norms_sq(sq)[0], source.tensors):
                 kept.append(packed)
@@ -187,21 +191,31 @@ class Intake:
             trimmed_mean(layout, kept, filter.trim(len(kept)), self.total.flat)
         else:
             chosen = filter.select(gram.of(everyone, clips).distances_sq())
-            for k in set(everyone) - set(chosen):
-                self.members[k].entry |= {"weight": 0.0, "rejected": f"left out by {filter}"}
-            self.members = [self.members[k] for k in chosen]
-            clients: list[Client] = [m.entry["id"] for m in self.members]
-            weights, self.weighting_state = self.plan.weighting.reweigh(
+            self._leave_out(set(everyone) - set(chosen), f"left out by {filter}")
+            clients: list[Client] = [self.members[k].entry["id"] for k in chosen]
+            given, self.weighting_state = self.plan.weighting.reweigh(
                 np.array(raw)[chosen], gram.of(chosen, clips), clients, self.weighting_state
             )
-            shares, factor = self._share(weights.tolist())
-            clipped = (np.array(_relative(weights.tolist())) * clips[chosen]).tolist()
+            weights = {k: float(w) for k, w in zip(chosen, given, strict=True) if w > 0}
+            self._leave_out(set(chosen) - weights.keys(), f"left out by {self.plan.weighting}")
+            chosen = list(weights)
+            if not chosen:
+                raise Skipped(f"{self.plan.weighting} left all updates out")
+            self.members = [self.members[k] for k in chosen]
+            shares, factor = self._share([*weights.values()])
+            clipped = (np.array(_relative([*weights.values()])) * clips[chosen]).tolist()
             self._sweep([kept[k] for k in chosen], [(self.total, clipped)], measure=False)
         for member, share in zip(self.members, shares, strict=True):
             self._add_rest(member, float(share))
         mean_sq = self.total.mean_sq(factor)
         clipped_sq = (sq * clips[:, None] ** 2)[chosen]
-        return Taken(self.total.flat, shares, clipped_sq, mean_sq, gsi_unfiltered)
+        apart = gram.of(chosen, clips).distances_to_mean().tolist() if self.plan.distances else None
+        named = apart and {m.entry["id"]: d for m, d in zip(self.members, apart, strict=True)}
+        return Taken(self.total.flat, shares, clipped_sq, mean_sq, gsi_unfiltered, named)
+
+    def _leave_out(self, places: Iterable[int], why: str) -> None:
+        for k in places:
+            self.members[k].entry |= {"weight": 0.0, "rejected": why}
 
     def _open_all(self, items: Iterable[Any] | Bundle) -> list[tuple[dict[str, Any], Source]]:
         """Those of the updates whose form is right."""
@@ -230,8 +244,9 @@ class Intake:
     def _open_bundle(self, bundle: Bundle) -> list[tuple[dict[str, Any], Source]]:
         """What `_open` does, for many at once."""
         losses = (loss if math.isfinite(loss) else None for loss in bundle.losses)
-        rows = zip(bundle.clients, losses, bundle.weights, bundle.deltas.unbind(), strict=True)
-        opened = [(_entry(c, loss), Source(float(w), delta)) for c, loss, w, delta in rows]
+        told = zip(bundle.clients, losses, bundle.weights, bundle.steps, strict=True)
+        rows = zip(told, bundle.deltas.unbind(), strict=True)
+        opened = [(_entry(c, loss), Source(float(w), delta, k)) for (c, loss, w, k), delta in rows]
         self.entries += [entry for entry, _ in opened]
         return opened
 
@@ -250,13 +265,13 @@ class Intake:
         self.entries.append(entry)
         try:
             if isinstance(update, Failure):
-                entry["id"] = _identity(update.client)
+                entry["id"] = identity(update.client)
                 raise Rejected(update.reason)
             if not isinstance(update, Update):
                 raise Rejected(
                     f"a {type(item).__name__} is neither an Update nor a dict of tensors"
                 )
-            entry["id"], entry["loss"] = _identity(update.client), as_number(update.loss)
+            entry["id"], entry["loss"] = identity(update.client), as_number(update.loss)
             if self.plan.weighting.needs_client and update.client is None:
                 raise Rejected(f"{type(self.plan.weighting).__name__} needs Update(client=...)")
             source = open_update(update, self.plan.layout, wants_extra=self.plan.wants_extra)
@@ -282,7 +297,7 @@ class Intake:
         """Lets an update in by its weight and norm, or notes why not; `sent` is its first form."""
         entry["sq_norm"] = None if math.isnan(norm_sq) else norm_sq
         weight = self.plan.weighting.weigh(source.weight)
-        member = Member(entry, weight, sq, math.sqrt(norm_sq), source)
+        member = Member(entry, weight, sq, math.sqrt(norm_sq), source.steps, source)
         try:
             if math.isnan(norm_sq):
                 self._reject_values(sq, source.tensors if sent is None else sent)
@@ -309,6 +324,7 @@ class Intake:
         if n < least:
             reasons = [entry["rejected"] for entry in self.entries if "rejected" in entry]
             why = f"; the first rejected: {reasons[0]}" if reasons else ""
+            why += "" if self.entries else ": nobody took part"
             raise Skipped(
                 f"{n} of {len(self.entries)} updates were accepted, {least} are needed{why}"
             )
@@ -316,9 +332,9 @@ class Intake:
             raise Skipped(reason)
 
     def _share(self, weights: list[float]) -> tuple[np.ndarray, float]:
-        """Weights that sum to 1, noted in the record, and what the relative ones are times."""
+        """Weights, mostly of sum 1, noted in the record, and what the relative ones are times."""
         relative = _relative(weights)
-        factor = 1 / math.fsum(relative)
+        factor = 1 / math.fsum(relative) if self.plan.weighting.normalises else weights[0]
         shares = np.array(relative) * factor
         for member, share in zip(self.members, shares.tolist(), strict=True):
             member.entry["weight"] = share
@@ -360,7 +376,7 @@ def _groups(items: Iterable[Any]) -> Iterator[list[Any] | Bundle]:
 
 
 def _entry(client: Client = None, loss: float | None = None) -> dict[str, Any]:
-    """A client's line in the record, before anything is known of its update."""
+    """A client's line in the record before its update is known."""
     return {"id": client, "weight": 0.0, "loss": loss, "sq_norm": None}
 
 
@@ -374,20 +390,6 @@ def _norms_sq(squares: np.ndarray) -> list[float]:
 def _relative(weights: list[float]) -> list[float]:
     """Weights over the first of them: equal ones become 1, so that their sum loses no bits."""
     return [weight / weights[0] for weight in weights]
-
-
-def _copied(buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in buffers.items()}
-
-
-def _identity(client: Any) -> Client:
-    """A client's id as JSON can hold it: numpy's integers become Python's."""
-    if client is None or isinstance(client, str):
-        return client
-    try:
-        return operator.index(client)
-    except TypeError:
-        return str(client)
 
 
 def _gsi_all(sq: np.ndarray, mean_sq: np.ndarray, shares: np.ndarray) -> float:

@@ -10,9 +10,10 @@ import importlib
 import json
 import math
 import tomllib
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -20,12 +21,12 @@ import torch
 from torch import nn
 
 from fedglad import adapters, clients, data, engines, filters, models, optimizers, samplers, weights
-from fedglad.checked import build
+from fedglad.checked import build, settings_of
+from fedglad.combine import refuse
 from fedglad.fit import check
-from fedglad.presets import PRESETS
+from fedglad.presets import PRESETS, Preset
 from fedglad.records import Round
 from fedglad.rng import stream
-from fedglad.server import refuse
 from fedglad.simulation import Plan, Simulation
 
 FORMAT = 2
@@ -47,8 +48,12 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
 LISTS = {"server": "optimizers", "data": "datasets", "weighting": "weights"}
 """What a section's registry is called in `fedglad list`, where it is not its plural."""
 
-KEEP = ("sampler", "engine")
-"""Sections in which a field means the same in every class, and so outlives another `name`."""
+FACTORIES = {"model": "build", "data": "load_federation"}
+"""Sections whose own class may be a plain function, and what it then takes the place of."""
+
+KEEP = ("client", "sampler", "engine")
+"""Sections in which a field means the same in every class, and so outlives another `name`, unless
+the class has it in `fixed`."""
 
 
 class ConfigError(ValueError):
@@ -77,8 +82,20 @@ class Config:
         _known("", tree, [*top, *REGISTRIES])
         plain = {name: _typed(f"{name}", int, tree[name]) for name in top if name in tree}
         sections = {name: _section(name, tree.get(name, {})) for name in REGISTRIES}
+        if getattr(sections["data"], "partition", None) == "centralised":
+            # There is one client then, and it takes part in every round.
+            for section, count in {"data": "clients", "sampler": "clients_per_round"}.items():
+                if hasattr(sections[section], count):
+                    sections[section] = replace(sections[section], **{count: 1})
         try:
-            refuse(sections["adapter"], sections["filter"], sections["weighting"])
+            refuse(
+                sections["adapter"],
+                sections["filter"],
+                sections["weighting"],
+                client=sections["client"],
+                sampler=sections["sampler"],
+                server=sections["server"],
+            )
         except ValueError as error:
             raise ConfigError(str(error)) from None
         return cls(**plain, sections=sections)
@@ -96,14 +113,14 @@ class Config:
         """The complete file, every field with its meaning."""
         lines: list[str] = []
         tree = self.to_dict()
-        help_of = _meanings(Config)
+        help_of = meanings(Config)
         for key, value in tree.items():
             if key not in REGISTRIES:
                 lines.append(_line(key, value, help_of.get(key)))
         for section in REGISTRIES:
             choices = ", ".join(REGISTRIES[section])
             lines += ["", f"[{section}]", _line("name", tree[section]["name"], choices)]
-            help_of = _meanings(type(self.sections[section]))
+            help_of = meanings(type(self.sections[section]))
             for f in fields(self.sections[section]):
                 value = tree[section].get(f.name)
                 line = _line(f.name, value, help_of.get(f.name))
@@ -117,10 +134,10 @@ class Config:
         if model is None:
             name, settings = _name_of("model", type(parts["model"])), parts["model"]
             torch.manual_seed(int(stream(self.seed, "model").integers(2**63)))
-            model = parts["model"].build()
+            model = _built("model", parts["model"], nn.Module)
         assert model is not None
         if data is None:
-            data = parts["data"].load_federation()
+            data = _built("data", parts["data"], object)
         check(model, data, name, settings)
         return Plan(
             rounds=self.rounds,
@@ -130,7 +147,7 @@ class Config:
             data=data,
             client=parts["client"],
             sampler=parts["sampler"],
-            optimizer=parts["server"],
+            optimizer=parts["server"].within(self.rounds),
             adapter=parts["adapter"],
             filter=parts["filter"],
             weighting=parts["weighting"],
@@ -163,7 +180,20 @@ def load(source: str | Path, overrides: Mapping[str, Any] | None = None) -> tupl
             "  (fedglad list presets, or a path that ends in .toml)"
         )
     _override(tree, overrides or {})
+    if name in PRESETS and str(source) == name:
+        _tuned(tree, PRESETS[name])
     return name, Config.of(tree)
+
+
+def _tuned(tree: dict[str, Any], preset: Preset) -> None:
+    """Gives the server the rate that the preset knows for its optimizer, unless one is set."""
+    server, data = tree.get("server", {}), tree.get("data", {})
+    if isinstance(server, dict) and isinstance(data, dict):
+        rates = preset.server_lr.get(str(server.get("name", DEFAULTS["server"])), {})
+        if rates and "lr" not in server:
+            alpha = data.get("alpha")
+            rate = rates.get(alpha) if isinstance(alpha, float | int) else None
+            tree["server"] = {**server, "lr": rate or next(iter(rates.values()))}
 
 
 def _override(tree: dict[str, Any], overrides: Mapping[str, Any]) -> None:
@@ -184,8 +214,9 @@ def _override(tree: dict[str, Any], overrides: Mapping[str, Any]) -> None:
             raise ConfigError(f"[{section}] is {own!r}: it is a section, give it keys")
         if rest == "name" and own.get("name", DEFAULTS[section]) != value:
             # Another class: the old one's fields mean nothing to it, but for those in KEEP.
-            kept = [f.name for f in fields(find(section, str(value)))] if section in KEEP else []
-            for field_name in own.keys() - kept:
+            cls = find(section, str(value))
+            kept = {f.name for f in fields(cls)} if section in KEEP else set[str]()
+            for field_name in own.keys() - (kept - set(getattr(cls, "fixed", ()))):
                 del own[field_name]
         own[rest] = value
 
@@ -234,10 +265,13 @@ def find(section: str, name: str) -> type:
     module, _, attribute = target.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        if section in FACTORIES and callable(found) and not is_dataclass(found):
+            return settings_of(found, FACTORIES[section])
+    except (ImportError, AttributeError, ValueError, TypeError, NameError) as error:
         raise ConfigError(f"{section}.name = {name!r} cannot be loaded: {error}") from None
     if not (isinstance(found, type) and is_dataclass(found)):
-        raise ConfigError(f"{section}.name = {name!r} is not a dataclass")
+        function = " or a function" if section in FACTORIES else ""
+        raise ConfigError(f"{section}.name = {name!r} is not a dataclass{function}")
     return found
 
 
@@ -265,6 +299,24 @@ def _section(section: str, given: Any) -> Any:
         return build(cls, own, section)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def _built(section: str, settings: Any, kind: type) -> Any:
+    """What the settings stand for; what goes wrong in a user's own code is told with its place."""
+    name = _name_of(section, type(settings))
+    try:
+        made = getattr(settings, FACTORIES[section])()
+    except Exception as error:
+        if name in REGISTRIES[section]:
+            raise
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        said = f"{type(error).__name__}: {error} ({Path(at.filename).name}, line {at.lineno})"
+        raise ConfigError(f"{section}.name = {name!r} failed: {said}") from error
+    if made is None or not isinstance(made, kind):
+        raise ConfigError(
+            f"{section}.name = {name!r}: the {section}'s function gave a {type(made).__name__}"
+        )
+    return made
 
 
 def _typed(key: str, kind: type, value: Any) -> Any:
@@ -300,7 +352,7 @@ def _name_of(section: str, cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def _meanings(cls: type) -> dict[str, str]:
+def meanings(cls: type) -> dict[str, str]:
     """The text beside each field's type: `lr: Annotated[float, "the server's rate"]`."""
     hints = get_type_hints(cls, include_extras=True)
     annotated = {

@@ -256,3 +256,22 @@ def _named(name: str, value: Any) -> Tensor:
 def _is_parameter(name: str, tensor: Tensor) -> bool:
     integral = not (tensor.is_floating_point() or tensor.is_complex())
     return not integral and not name.endswith(BUFFER_SUFFIXES)
+
+
+def stretches(block: Block, scale: list[float]) -> Iterator[tuple[slice, float]]:
+    """The parts of a block that share a factor: mostly the block, else runs of small tensors."""
+    runs = [
+        (s, next(pieces).place.start)
+        for s, pieces in groupby(block.pieces, lambda p: scale[p.index])
+    ]
+    ends = [*(start for _, start in runs[1:]), block.size]
+    for (s, start), end in zip(runs, ends, strict=True):
+        yield slice(block.span.start + start, block.span.start + end), s
+
+
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in its own dtype; what that cannot hold becomes its largest number, not inf."""
+    if dtype == x.dtype:
+        return x
+    largest = torch.finfo(dtype).max
+    return x.clamp(-largest, largest).to(dtype)

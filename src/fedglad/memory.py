@@ -53,6 +53,10 @@ class Memories:
         own = {name: vector.contiguous().clone() for name, vector in memory.items()}
         checkpoint.write(path, own, {}, sync=False)
 
+    def proposed(self, client: int, t: int) -> Vectors:
+        """What the client would remember of round t."""
+        return checkpoint.read(self._proposal(client, t))[0]
+
     def settle(self, t: int, cohort: Collection[int], accepted: Collection[int]) -> None:
         """Makes the proposals of the accepted clients their memories, and drops the others."""
         kept = set(accepted)

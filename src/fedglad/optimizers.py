@@ -6,8 +6,8 @@ s·ḡ, second moments ḡ. t counts the rounds that stepped before this one.
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, Self
 
 import torch
 from torch import Tensor
@@ -22,12 +22,30 @@ _LONG_AGO = torch.tensor(1e15)  # a step so late that the bias corrections are 1
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer(ABC):
-    """What all have in common: a rate, and named model-sized vectors (slots) as their state."""
+    """What all have in common: a rate, and named model-sized vectors (slots) as their state.
+
+    | schedule | the rate of round t |
+    |---|---|
+    | "constant" | η |
+    | "cosine" | η (1 + cos(π t/over))/2, and 0 from round `over` on |
+    | "step" | η drop^⌊t/over⌋ |
+    """
 
     lr: Annotated[float, "the server's rate"] = 1.0
+    schedule: Annotated[Literal["constant", "cosine", "step"], "how the rate falls"] = "constant"
+    over: Annotated[
+        int, "cosine: rounds until the rate is 0, 0 for the whole run; step: rounds between drops"
+    ] = 0
+    drop: Annotated[float, "step: what the rate is multiplied by after every `over` rounds"] = 0.1
 
     def __post_init__(self) -> None:
         self._check("lr", self.lr, 0 < self.lr <= 1e15, "positive and finite, up to 1e15")
+        known = self.schedule in ("constant", "cosine", "step")
+        self._check("schedule", self.schedule, known, "'constant', 'cosine' or 'step'")
+        least = int(self.schedule == "step")
+        asked = " with schedule='step': the rounds between drops" if least else ""
+        self._check("over", self.over, self.over >= least, f"{least} or more{asked}")
+        self._check("drop", self.drop, 0 < self.drop <= 1, "in (0, 1]")
 
     def _check(self, name: str, value: object, good: bool, must: str) -> None:
         if not good:
@@ -35,6 +53,23 @@ class Optimizer(ABC):
 
     def _check_decay(self, name: str, value: float) -> None:
         self._check(name, value, 0 <= value < 1, "in [0, 1)")
+
+    def within(self, rounds: int) -> Self:
+        """The same for a run of so many rounds: the end of a cosine that has none of its own."""
+        endless = self.schedule == "cosine" and self.over == 0
+        return replace(self, over=rounds) if endless else self
+
+    def rate(self, t: int) -> float:
+        """The rate of round t: what the step is multiplied by; moments do not see it."""
+        match self.schedule:
+            case "constant":
+                return self.lr
+            case "step":
+                return self.lr * self.drop ** (t // self.over)
+            case "cosine":
+                must = "the rounds until the rate is 0: set over=50, say, or call within(50)"
+                self._check("over", self.over, self.over > 0, must)
+                return self.lr * (1 + math.cos(math.pi * min(t / self.over, 1))) / 2
 
     def slots(self) -> dict[str, float]:
         """The slots it keeps, and the value each starts with."""
@@ -50,7 +85,7 @@ class SGD(Optimizer):
     """FedAvg with a server rate (McMahan et al. 2017, arXiv:1602.05629): θ ← θ − η s ḡ."""
 
     def step(self, theta: Tensor, mean: Tensor, s: float, slots: Slots, t: int) -> None:
-        theta.sub_(mean, alpha=self.lr * s)
+        theta.sub_(mean, alpha=self.rate(t) * s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +112,11 @@ class Momentum(Optimizer):
 
     def step(self, theta: Tensor, mean: Tensor, s: float, slots: Slots, t: int) -> None:
         m = slots["m"].mul_(self.momentum).add_(mean, alpha=(1 - self.dampening) * s)
+        rate = self.rate(t)
         if self.nesterov:
-            theta.sub_(mean, alpha=self.lr * s).sub_(m, alpha=self.lr * self.momentum)
+            theta.sub_(mean, alpha=rate * s).sub_(m, alpha=rate * self.momentum)
         else:
-            theta.sub_(m, alpha=self.lr)
+            theta.sub_(m, alpha=rate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +159,7 @@ class Adam(Optimizer):
 
     def step(self, theta: Tensor, mean: Tensor, s: float, slots: Slots, t: int) -> None:
         beta1, beta2, eps = self._settings
-        rate = self.lr
+        rate = self.rate(t)
         if self.form == "authors":
             rate *= math.sqrt(1 - beta2 ** (t + 1)) / (1 - beta1 ** (t + 1))
         if type(self) is Adam and theta.device.type == "cpu" and s > 0:
@@ -205,9 +241,9 @@ class Adagrad(Optimizer):
         root = slots["v"].sqrt().add_(self.eps)
         if self.beta1:
             m = slots["m"].mul_(self.beta1).add_(mean, alpha=(1 - self.beta1) * s)
-            theta.addcdiv_(m, root, value=-self.lr)
+            theta.addcdiv_(m, root, value=-self.rate(t))
         else:
-            theta.addcdiv_(mean, root, value=-self.lr * s)
+            theta.addcdiv_(mean, root, value=-self.rate(t) * s)
 
 
 REGISTRY = {

@@ -96,6 +96,7 @@ class Statistics:
     | `weights` | w_k, summing to 1 unless an estimator says otherwise |
     | `N` | the number of clients there are, where known |
     | `direction` | ⟨ḡ, m⟩ for an adapter that declares a running mean m of ḡ |
+    | `model_sq` | ‖θ‖² before the step, for an adapter that declares that it needs it |
     """
 
     sum_sq: dict[str, float]
@@ -104,6 +105,7 @@ class Statistics:
     weights: tuple[float, ...]
     N: int | None = None
     direction: dict[str, float] | None = None
+    model_sq: dict[str, float] | None = None
 
     @property
     def r(self) -> int:
@@ -145,6 +147,7 @@ class Record:
     | `gsi`, `baseline`, `scale` | {group: float}: the indicator, what it was compared with, s |
     | `gsi_all`, `gsi_unfiltered` | GSI over all parameters, after and before the filter |
     | `statistics` | the sums per tensor that all of it came from |
+    | `distances` | {client: ‖g_k − ḡ‖} from the plain mean, if the server measures them |
     """
 
     status: str
@@ -157,6 +160,7 @@ class Record:
     gsi_unfiltered: float | None = None
     train_loss: float | None = None
     statistics: Statistics | None = None
+    distances: dict[int | str | None, float] | None = None
 
     @property
     def stepped(self) -> bool:

@@ -195,8 +195,8 @@ def _restore(run: Run, simulation: Simulation) -> None:
             continue
         simulation.t, simulation.sampler_state = t, sampler_state
         break
-    if simulation.memories:
-        simulation.memories.restore(simulation.t)
+    for store in simulation.stores:
+        store.restore(simulation.t)
     lines = [json.dumps(found) for found in run.rounds()[: simulation.t]]
     if len(lines) < simulation.t:
         raise RunError(f"{run.folder}/rounds.jsonl lacks rounds: start anew with --force")
@@ -238,8 +238,8 @@ def _play(
 def _save(folder: Path, simulation: Simulation, records: TextIO) -> None:
     """The records first, then the tensors, last the small file that makes them a checkpoint."""
     os.fsync(records.fileno())
-    if simulation.memories:
-        simulation.memories.sync()
+    for store in simulation.stores:
+        store.sync()
     path = folder / f"{simulation.t:06d}"
     simulation.server.save(path.with_suffix(".safetensors"))
     state = {"format": FORMAT, "round": simulation.t, "sampler": simulation.sampler_state}
@@ -248,8 +248,8 @@ def _save(folder: Path, simulation: Simulation, records: TextIO) -> None:
     for past in old:
         past.unlink()
         past.with_suffix(".safetensors").unlink(missing_ok=True)
-    if simulation.memories:
-        simulation.memories.prune(int(oldest.stem))
+    for store in simulation.stores:
+        store.prune(int(oldest.stem))
 
 
 def _summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:

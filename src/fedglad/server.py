@@ -1,22 +1,21 @@
 """Server: composition only. One round is validate ▸ filter ▸ aggregate ▸ method ▸ adapt ▸ step."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
-from itertools import groupby
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
 from os import PathLike
 from typing import Any, Protocol, Self
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from fedglad import adapters, checkpoint, filters, optimizers, weights
 from fedglad.adapters import Adapter, Factors
 from fedglad.aggregate import Sum, norms_sq, products
 from fedglad.cohort import Intake, Plan, Skipped, Taken
+from fedglad.combine import refuse
 from fedglad.filters import Filter
-from fedglad.layout import Block, split
+from fedglad.layout import rounded, split, stretches
 from fedglad.optimizers import SGD, Optimizer
 from fedglad.records import Record, Statistics, Update
 from fedglad.validate import Gate, Guard
@@ -36,6 +35,9 @@ class Method(Protocol):
     Called between aggregate and adapt with packed vectors: the mean ḡ, the sum of the clients'
     `extra`, how many there were, and its own state (named packed vectors, {} at first). Returns the
     new state and a shift that is added to θ after the step, or None.
+
+    One with `wants_extra = False` gets no extra. One with `lengths(steps) -> a` is for clients that
+    send their updates divided by a (FedNova): the mean is then multiplied by Σ w a.
     """
 
     def __call__(
@@ -61,6 +63,7 @@ class Server:
     | `buffers` | names that are buffers, where they cannot be known from a plain dict |
     | `min_clients` | with fewer accepted updates the round is skipped |
     | `guard` | rejects what is out of all proportion; None to switch it off |
+    | `distances` | measures each update's distance from their mean; keeps all of them for it |
 
     `params` and `state` are views of the server's memory where the dtype allows: a step changes
     them, and writing into them changes the model. Clone what must not change.
@@ -78,6 +81,7 @@ class Server:
         buffers: Iterable[str] | None = None,
         min_clients: int = 1,
         guard: Guard | None = Guard(),  # noqa: B008 - frozen
+        distances: bool = False,
     ) -> None:
         if min_clients < 1:
             raise ValueError(f"min_clients={min_clients!r}: a round needs at least one client")
@@ -89,6 +93,7 @@ class Server:
         self.min_clients = min_clients
         self.guard = guard
         refuse(self.adapter, self.filter, self.weighting)
+        self.optimizer.rate(0)  # raises for a schedule without an end
 
         self.layout, parameters, found = split(model, buffers)
         self.round = 0
@@ -106,7 +111,10 @@ class Server:
         self._gate = Gate(guard)
         self._weighting_state: State = {}
         self._method_state: dict[str, Tensor] = {}
-        self._plan = Plan(self.layout, self.filter, self.weighting, method is not None, min_clients)
+        wants_extra = method is not None and getattr(method, "wants_extra", True)
+        self._plan = Plan(
+            self.layout, self.filter, self.weighting, wants_extra, min_clients, distances
+        )
 
     def __repr__(self) -> str:
         parts = f"{self.optimizer}, {self.adapter}, {self.filter}, {self.weighting}"
@@ -117,7 +125,7 @@ class Server:
         """The parameters, in their own dtypes."""
         views = self.layout.views(self._theta)
         dtypes = zip(views.items(), self.layout.dtypes, strict=True)
-        return {name: _rounded(view, dtype) for (name, view), dtype in dtypes}
+        return {name: rounded(view, dtype) for (name, view), dtype in dtypes}
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -157,7 +165,7 @@ class Server:
             self._weighting_state,
         )
         try:
-            taken = intake.take(updates)
+            taken = self._stretched(intake.take(updates), intake)
             stats = self._statistics(taken, population)
             method_state, shift = self._call_method(taken, intake)
             factors, adapter_state = self.adapter.adapt(
@@ -201,6 +209,20 @@ class Server:
             weights=tuple(taken.shares.tolist()),
             N=population,
             direction=direction,
+            model_sq=dict(zip(names, norms_sq(self.layout, self._theta).tolist(), strict=True))
+            if self.adapter.needs_model
+            else None,
+        )
+
+    def _stretched(self, taken: Taken, intake: Intake) -> Taken:
+        """Normalised updates, back at the length of the mean client's: times τ = Σ w a."""
+        if (lengths := getattr(self.method, "lengths", None)) is None:
+            return taken
+        if None in (steps := [member.steps for member in intake.members]):
+            raise Skipped("the method needs Update(steps=...), and there is one without")
+        tau = float((taken.shares * lengths(steps)).sum())
+        return replace(
+            taken, mean=taken.mean.mul_(tau), sq=taken.sq * tau**2, mean_sq=taken.mean_sq * tau**2
         )
 
     def _call_method(self, taken: Taken, intake: Intake) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -214,9 +236,13 @@ class Server:
             self._direction.lerp_(taken.mean, 1 - self.adapter.direction)
         scale = factors.scale[self._groups.index].tolist()
         for block in self.layout.blocks:
-            for span, s in _stretches(block, scale):
+            for span, s in stretches(block, scale):
                 slots = {name: slot[span] for name, slot in self._slots.items()}
                 self.optimizer.step(self._theta[span], taken.mean[span], s, slots, self.round)
+            if factors.shrink is not None:
+                shrink = factors.shrink[self._groups.index].tolist()
+                for span, s in stretches(block, shrink):
+                    self._theta[span].mul_(s)
         if shift is not None:
             self._theta += shift
 
@@ -235,6 +261,7 @@ class Server:
             gsi_unfiltered=gsi_all if taken.gsi_unfiltered is None else taken.gsi_unfiltered,
             train_loss=math.fsum(w * loss for w, loss in known) / total if known else None,
             statistics=stats,
+            distances=taken.distances,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -365,36 +392,3 @@ class Server:
             raise checkpoint.CheckpointError(
                 "the state has a client method's vectors: give this server its method="
             )
-
-
-def _stretches(block: Block, scale: list[float]) -> Iterator[tuple[slice, float]]:
-    """The parts of a block that share a factor: mostly the block, else runs of small tensors."""
-    runs = [
-        (s, next(pieces).place.start)
-        for s, pieces in groupby(block.pieces, lambda p: scale[p.index])
-    ]
-    ends = [*(start for _, start in runs[1:]), block.size]
-    for (s, start), end in zip(runs, ends, strict=True):
-        yield slice(block.span.start + start, block.span.start + end), s
-
-
-def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x in its own dtype; what that cannot hold becomes its largest number, not inf."""
-    if dtype == x.dtype:
-        return x
-    largest = torch.finfo(dtype).max
-    return x.clamp(-largest, largest).to(dtype)
-
-
-def refuse(adapter: Adapter, filter: Filter, weighting: Samples) -> None:
-    """Raises for a combination that cannot mean anything."""
-    if adapter.compares and filter.leaves_one:
-        raise ValueError(
-            f"{type(filter).__name__} leaves one update, so GSI is always 1 and "
-            f"{type(adapter).__name__} has nothing to compare: use MultiKrum with m > 1"
-        )
-    if filter.robust and weighting.keeps_updates:
-        raise ValueError(
-            f"{type(filter).__name__} ignores weights, so {type(weighting).__name__} would have no "
-            "effect: use Equal or Samples"
-        )

@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedglad.adapters import Adapter
@@ -18,7 +18,7 @@ from fedglad.engines import Engine, Federation, Group, Job
 from fedglad.filters import Filter
 from fedglad.memory import Memories
 from fedglad.optimizers import Optimizer
-from fedglad.records import Bundle, Failure, Record, Round
+from fedglad.records import Bundle, Failure, Record, Round, Update
 from fedglad.rng import stream
 from fedglad.samplers import Pool, Sampler, State
 from fedglad.server import Server
@@ -52,9 +52,21 @@ class Simulation:
 
     def __init__(self, plan: Plan, memories: Path | None = None) -> None:
         """`memories` is the folder for what clients remember, by default a temporary one."""
+        plan = replace(plan, client=plan.client.among(plan.data.clients))
         self.plan = plan
         labels = getattr(plan.data, "labels", _unknown)
-        self.pool = Pool(plan.data.clients, plan.data.size, labels)
+        self.memories = Memories(memories) if plan.client.remembers else None
+        self.updates = None
+        if plan.sampler.keeps_updates:
+            self.updates = Memories(memories and memories / "updates")
+        self.stores = [store for store in (self.memories, self.updates) if store]
+        self.pool = Pool(
+            plan.data.clients,
+            plan.data.size,
+            labels,
+            self._last,
+            update_bytes=sum(p.numel() * p.element_size() for p in plan.model.parameters()),
+        )
         plan.sampler.check(self.pool)
         self.counts = _counts(self.pool)
         self.everybody = None if self.counts is None else self.counts.sum(axis=0)
@@ -63,10 +75,10 @@ class Simulation:
             optimizer=plan.optimizer,
             adapter=plan.adapter,
             filter=plan.filter,
-            weighting=plan.weighting,
+            weighting=plan.sampler.weighting or plan.weighting,
             method=plan.client.server,
+            distances=plan.sampler.distances,
         )
-        self.memories = Memories(memories) if plan.client.remembers else None
         self.sampler_state: State = {}
         self.t = 0
         start = copy.deepcopy(plan.model)
@@ -90,9 +102,9 @@ class Simulation:
         for t in range(self.t, plan.rounds):
             begin = time.perf_counter()
             rng = stream(self._sampler_seed(), "cohort", t)
-            cohort = plan.sampler.sample(rng, t, self.sampler_state, self.pool, _ask)
+            cohort = plan.sampler.sample(rng, t, self.sampler_state, self.pool, self._ask)
             groups = self.engine.train(t, cohort.ids, server.packed, server.sent)
-            seen = _seen(t, groups, cohort.weights)
+            seen = self._kept(t, _seen(t, groups, cohort.weights))
             record = server.step(seen, population=self.pool.clients)
             self._settle(t, cohort.ids, record)
             self.sampler_state = plan.sampler.observe(self.sampler_state, record)
@@ -116,15 +128,37 @@ class Simulation:
         self._forget()
 
     def _forget(self) -> None:
-        if self.memories:
-            self.memories.close()
+        for store in self.stores:
+            store.close()
+
+    def _ask(self, clients: list[int]) -> list[float]:
+        return self.engine.losses(clients, self.server.packed)
+
+    def _last(self, client: int) -> Tensor | None:
+        """The client's last accepted update, for a sampler that keeps them."""
+        assert self.updates
+        return self.updates.read(client, self.updates.version(client)).get("update")
+
+    def _kept(self, t: int, groups: Iterator[Group]) -> Iterator[Group]:
+        """The updates, noted for a sampler that will ask for the last of each client."""
+        for group in groups:
+            if self.updates:
+                for update in group.updates() if isinstance(group, Bundle) else group:
+                    if isinstance(update, Update) and isinstance(update.delta, Tensor):
+                        self.updates.propose(cast(int, update.client), t, {"update": update.delta})
+            yield group
 
     def _settle(self, t: int, cohort: tuple[int, ...], record: Record) -> None:
         """What a client would remember counts only if its update was accepted."""
-        if self.memories:
-            stepped = record.clients if record.stepped else []
-            accepted = [client["id"] for client in stepped if "rejected" not in client]
-            self.memories.settle(t, cohort, accepted)
+        stepped = record.clients if record.stepped else []
+        accepted = [client["id"] for client in stepped if "rejected" not in client]
+        if self.memories and self.plan.client.settles:
+            for client in accepted:
+                proposed = self.memories.proposed(client, t)
+                whole = self.plan.client.settle(proposed, self.server.sent)
+                self.memories.propose(client, t, whole)
+        for store in self.stores:
+            store.settle(t, cohort, accepted)
 
     def _sampler_seed(self) -> int:
         seed = self.plan.sampler.seed
@@ -158,10 +192,6 @@ def _seen(t: int, groups: Iterator[Group], weights: tuple[float, ...] | None) ->
                 group[k] = replace(update, weight=weights[place + k])
         place += len(group)
         yield group
-
-
-def _ask(clients: list[int]) -> list[float]:
-    raise NotImplementedError("this sampler asks clients for their losses, which no engine answers")
 
 
 def _unknown(k: int) -> None:

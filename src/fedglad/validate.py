@@ -2,6 +2,7 @@
 
 import copy
 import math
+import operator
 import reprlib
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
@@ -109,6 +110,7 @@ class Source:
 
     weight: float
     tensors: Content
+    steps: int | None = None  # local ones, where told
     trained: bool = False  # the tensors are θ_k, not θ − θ_k
     buffers: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     extra: "Source | None" = None
@@ -131,7 +133,7 @@ def open_update(update: Update, layout: Layout, *, wants_extra: bool) -> Source:
         if update.extra is None:
             raise Rejected("the method needs Update(extra=...), and there is none")
         extra = Source(1.0, _tensors(update.extra, layout, "extra"))
-    return Source(weight, tensors, trained, buffers, extra)
+    return Source(weight, tensors, _steps(update.steps), trained, buffers, extra)
 
 
 def as_number(value: Any) -> float | None:
@@ -141,6 +143,16 @@ def as_number(value: Any) -> float | None:
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return None
     return number if math.isfinite(number) else None
+
+
+def identity(client: Any) -> int | str | None:
+    """A client's id as JSON can hold it: numpy's integers become Python's."""
+    if client is None or isinstance(client, str):
+        return client
+    try:
+        return operator.index(client)
+    except TypeError:
+        return str(client)
 
 
 def _shown(value: Any) -> str:
@@ -157,6 +169,15 @@ def _weight(value: Any) -> float:
     if not WEIGHTS[0] <= weight <= WEIGHTS[1]:
         raise Rejected(f"weight {weight:.4g} is not between {WEIGHTS[0]:g} and {WEIGHTS[1]:g}")
     return weight
+
+
+def _steps(value: Any) -> int | None:
+    """A number of local steps, or None for anything else a client may send."""
+    try:
+        steps = operator.index(value)
+    except TypeError:
+        return None
+    return steps if 0 < steps < 1 << 53 else None
 
 
 def _tensors(value: Mapping[str, Any] | Tensor, layout: Layout, what: str) -> Content:

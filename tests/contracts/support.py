@@ -20,6 +20,8 @@ ROWS = [(role, name) for role, registry in REGISTRIES.items() for name in regist
 
 TELLING: dict[str, dict[str, Any]] = {
     "glad": {"gamma": 0.5},
+    "pooled": {"gamma": 0.5},
+    "aligned": {"gamma": 0.5},
     "fixed": {"value": 0.7},
     "momentum": {"nesterov": True},
     "adagrad": {"beta1": 0.9},

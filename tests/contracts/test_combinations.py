@@ -47,8 +47,12 @@ def combine(names: Iterable[str], **own: Any) -> Parts:
 
 
 def combinations(allowed: bool) -> list[Any]:
+    """Every one with the default grouping; groupings, which only optimizers and adapters meet, with
+    every one of those."""
     found: list[Any] = []
     for grouping, names in product(GROUPINGS, product(*REGISTRIES.values())):
+        if grouping != GROUPINGS[0] and names[2:] != ("none", "samples"):
+            continue
         parts = combine(names, groups=grouping)
         if (refusal(parts) is None) == allowed:
             label = grouping if isinstance(grouping, str) else "function"

@@ -1,14 +1,28 @@
-"""Weightings by hand: equal, by samples, FedAdp, inverse distance."""
+"""Weightings by hand: equal, by samples, FedAdp, inverse distance, optimal."""
 
 import math
+from collections import Counter
+from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedglad import Record, Server, Update
 from fedglad.filters import MultiKrum
-from fedglad.weights import Equal, FedAdp, InverseDistance, Samples
+from fedglad.gram import Gram
+from fedglad.layout import split
+from fedglad.weights import (
+    Equal,
+    FedAdp,
+    InverseDistance,
+    Optimal,
+    Samples,
+    optimal_probabilities,
+)
 
 
 def updates(**clients: tuple[list[float], float]) -> list[Update]:
@@ -161,3 +175,153 @@ def test_inverse_distance_of_equal_updates_is_equal():
     mean, record = one_dimension(InverseDistance(), [2, 2, 2, 2], [1, 2, 3, 4])
     assert shares(record) == pytest.approx([0.25] * 4)
     assert mean == 2
+
+
+# ------------------------------------------------------------------------------------- optimal
+
+
+@pytest.mark.parametrize(
+    ("u", "m", "p"),
+    [
+        # N = 4. l = 4: m + l − N = 2, and 2·4 = 8 ≤ 1 + 2 + 3 + 4 = 10: p = 2u/10
+        ([1, 2, 3, 4], 2, [0.2, 0.4, 0.6, 0.8]),
+        # l = 4: 2·10 > 16. l = 3: 1·3 ≤ 6: p = u/6, and 10/6 is cut to 1
+        ([1, 2, 3, 10], 2, [1 / 6, 1 / 3, 1 / 2, 1]),
+        # the same in another order
+        ([10, 2, 1, 3], 2, [1, 1 / 3, 1 / 6, 1 / 2]),
+        # m = 3. l = 4: 3·4 > 10. l = 3: 2·3 ≤ 6: p = 2u/6
+        ([1, 2, 3, 4], 3, [1 / 3, 2 / 3, 1, 1]),
+        # m = 1: l = 4: 1·4 ≤ 10: p = u/10
+        ([1, 2, 3, 4], 1, [0.1, 0.2, 0.3, 0.4]),
+        ([5, 5, 5, 5], 2, [0.5] * 4),
+        ([1, 2, 3, 4], 4, [1] * 4),
+        ([1, 2, 3, 4], 9, [1] * 4),
+        # who sends nothing need not be kept
+        ([0, 0, 1, 3], 2, [0, 0, 1, 1]),
+        ([0, 0, 0, 3], 2, [0, 0, 0, 1]),
+        ([0, 0, 0, 0], 2, [0.5] * 4),
+    ],
+)
+def test_optimals_probabilities(u: list[float], m: int, p: list[float]):
+    assert optimal_probabilities(np.array(u, float), m).tolist() == pytest.approx(p)
+
+
+@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=20), st.integers(1, 25))
+def test_optimals_probabilities_sum_to_m_and_vary_least(u: list[float], m: int):
+    """Of all p ≤ 1 with Σp = m, Σ u²/p is least where p ∝ u but for those that are 1."""
+    norms = np.array(u)
+    p = optimal_probabilities(norms, m)
+    assert (p > 0).all()
+    assert (p <= 1).all()
+    assert p.sum() == pytest.approx(min(m, len(u)))
+    below = p < 1
+    ratios = p[below] / norms[below]
+    assert ratios == pytest.approx(np.full(len(ratios), ratios[0] if len(ratios) else 0))
+    if below.any():  # who is always kept would deserve more
+        assert (norms[~below] * ratios[0] >= 1 - 1e-9).all()
+
+
+G, N = [3.0, -4.0, 2.0, 2.0], [1.0, 1.0, 3.0, 5.0]
+"""w = .1, .1, .3, .5, so u = .3, .4, .6, 1 and Σ w g = .3 − .4 + .6 + 1 = 1.5."""
+
+
+def gram() -> Gram:
+    layout, _, _ = split({"w": torch.zeros(1)})
+    return Gram(layout, [layout.pack({"w": torch.tensor([g])}) for g in G], 4.0)
+
+
+def draws(weighting: Optimal, rounds: int) -> list[np.ndarray]:
+    """The weights of many rounds with the same updates."""
+    known, weights, state, found = gram(), np.array(N), {}, []
+    for _ in range(rounds):
+        given, state = weighting.reweigh(weights, known, [0, 1, 2, 3], state)
+        found.append(given)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("m", "p"),
+    [
+        # l = 4: 2·1 ≤ 2.3: p = 2u/2.3
+        (2, [0.6 / 2.3, 0.8 / 2.3, 1.2 / 2.3, 2 / 2.3]),
+        # p = u/2.3
+        (1, [0.3 / 2.3, 0.4 / 2.3, 0.6 / 2.3, 1 / 2.3]),
+        # l = 4: 3·1 > 2.3; l = 3: 2·.6 ≤ 1.3: p = 2u/1.3, the last always
+        (3, [0.6 / 1.3, 0.8 / 1.3, 1.2 / 1.3, 1]),
+    ],
+)
+def test_optimal_keeps_by_its_probabilities_and_estimates_without_bias(m: int, p: list[float]):
+    # Each set of those kept has its chance Π p Π (1 − p), over 1 − q of not being empty: at most
+    # 15 sets over 20,000 rounds, χ²₁₄, 36.1. E[w_k] = n_k/n within 4 standard errors.
+    q = math.prod(1 - x for x in p)
+    found = np.array(draws(Optimal(kept=m), 20_000))
+    weights = (1 - q) * np.array(N) / 10 / p
+    assert np.allclose(found, np.where(found > 0, weights, 0), rtol=1e-12)
+    sets = Counter(map(tuple, (found > 0).tolist()))
+    statistic = 0.0
+    for kept in product((True, False), repeat=4):
+        pairs = zip(p, kept, strict=True)
+        chance = math.prod(x if k else 1 - x for x, k in pairs) / (1 - q) * any(kept)
+        if chance:
+            statistic += (sets[kept] - 20_000 * chance) ** 2 / (20_000 * chance)
+        else:
+            assert not sets[kept]
+    assert statistic < 36.1
+    errors = found.std(axis=0) / math.sqrt(20_000)
+    assert (np.abs(found.mean(axis=0) - np.array(N) / 10) <= 4 * errors + 1e-12).all()
+
+
+def test_optimal_in_a_server():
+    # kept = 2: p = .6/2.3, .8/2.3, 1.2/2.3, 2/2.3, q = .73913·.65217·.47826·.13043 = .03007
+    p = [0.6 / 2.3, 0.8 / 2.3, 1.2 / 2.3, 2 / 2.3]
+    q = math.prod(1 - x for x in p)
+    assert q == pytest.approx(0.03007, abs=1e-5)
+    server = Server({"w": torch.zeros(1)}, weighting=Optimal(kept=2, seed=3))
+    cohorts: set[tuple[int, ...]] = set()
+    for _ in range(10):
+        before = float(server.params["w"])
+        pairs = enumerate(zip(G, N, strict=True))
+        record = server.step(
+            [Update({"w": torch.tensor([g])}, client=k, weight=n) for k, (g, n) in pairs]
+        )
+        assert record.stepped
+        kept = [k for k in range(4) if k not in record.rejected]
+        expected = [(1 - q) * N[k] / 10 / p[k] if k in kept else 0 for k in range(4)]
+        assert shares(record) == pytest.approx(expected)
+        step = sum(share * g for share, g in zip(expected, G, strict=True))
+        assert before - float(server.params["w"]) == pytest.approx(step, rel=1e-5)
+        assert set(record.rejected.values()) <= {"left out by Optimal(kept=2, seed=3)"}
+        # W Σ w‖g‖² / ‖Σ w g‖²: weights that do not sum to 1 leave GSI as it is
+        some = [expected[k] for k in kept]
+        top = sum(some) * sum(expected[k] * G[k] ** 2 for k in kept)
+        if len(kept) > 1 and abs(step) > 1e-3:
+            assert record.gsi["w"] == pytest.approx(math.sqrt(top / step**2), rel=1e-5)
+        cohorts.add(tuple(kept))
+    assert len(cohorts) > 2
+    assert server.state_dict()["weighting"]["state"] == {"round": [10]}
+
+
+def test_optimal_of_updates_that_are_all_zero_keeps_some():
+    for seed in range(20):
+        server = Server({"w": torch.ones(1)}, weighting=Optimal(kept=1, seed=seed))
+        record = server.step([{"w": torch.zeros(1)}] * 4)
+        assert record.stepped
+        assert float(server.params["w"]) == 1
+
+
+def test_optimal_weighs_what_the_filter_left():
+    # MultiKrum leaves 40 out; 4 are left, and kept = 4: all, with their own shares
+    server = Server({"w": torch.zeros(1)}, filter=MultiKrum(f=1), weighting=Optimal(kept=4))
+    record = server.step(
+        [
+            Update({"w": torch.tensor([x])}, client=k)
+            for k, x in enumerate((1.0, 2.0, 3.0, 4.0, 40.0))
+        ]
+    )
+    assert shares(record) == pytest.approx([0.25, 0.25, 0.25, 0.25, 0])
+
+
+@pytest.mark.parametrize("kept", [0, -3])
+def test_optimal_that_keeps_nothing_is_refused(kept: int):
+    with pytest.raises(ValueError, match=rf"Optimal\(kept={kept}\): must be 1 or more"):
+        Optimal(kept=kept)

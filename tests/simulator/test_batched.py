@@ -260,6 +260,7 @@ def test_two_clients_and_one_parameter_by_hand(
         "client.lr": 0.1,
         "client.batch_size": 1,
         "client.steps": 2,
+        "client.clip_norm": 0,
         **own[method],
         **ENGINES[engine],
     }

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from fedglad.adapters import Glad
 from fedglad.cli import app
 from fedglad.config import PRESETS, REGISTRIES, load
+from fedglad.data import partition
 from fedglad.records import Record, Round, Statistics
 from fedglad.terminal import clipped, round_line
 
@@ -266,6 +267,7 @@ def test_config_takes_changes_and_its_output_can_be_run(tmp_path: Path):
 LISTS = {
     "presets": PRESETS,
     "datasets": REGISTRIES["data"],
+    "partitions": partition.REGISTRY,
     "models": REGISTRIES["model"],
     "clients": REGISTRIES["client"],
     "samplers": REGISTRIES["sampler"],
@@ -307,7 +309,7 @@ def test_version():
 def test_help_names_every_verb():
     result = call("--help")
     assert result.exit_code == 0
-    for verb in ("run", "config", "list", "sweep", "compare"):
+    for verb in ("run", "config", "list", "sweep", "compare", "data"):
         assert verb in result.stdout
     assert call().exit_code in (0, 2)
     assert call("frobnicate").exit_code == 2
@@ -321,6 +323,8 @@ COMPLETED = [
     ("list ad", ["adapters"]),
     ("list ", [*LISTS]),
     ("co", ["config", "compare"]),
+    ("data ", ["list", "get", "check", "show"]),
+    ("data show cif", ["cifar10"]),
     ("sweep digits --gr", ["--grid"]),
 ]
 
@@ -360,7 +364,10 @@ def glad_round(gsi: list[float], t: int, before: list[float], gamma: float = 0.1
     adapter = Glad(gamma=gamma)
     groups = adapter.group(dict.fromkeys(names, 1))
     factors, _ = adapter.adapt(stats, groups, {"baseline": np.array(before)}, t)
-    told = [dict(zip(names, x.tolist(), strict=True)) for x in vars(factors).values()]
+    told = [
+        dict(zip(names, x.tolist(), strict=True))
+        for x in (factors.gsi, factors.baseline, factors.scale)
+    ]
     return Record("stepped", gsi=told[0], baseline=told[1], scale=told[2])
 
 

@@ -330,12 +330,23 @@ def test_another_sampler_or_engine_keeps_the_fields_that_both_have(tmp_path: Pat
     )
     other = {"sampler.name": "uniform", "engine.name": "serial", "server.name": "adam"}
     found = load(written(tmp_path, text), other)[1].to_dict()
-    assert found["sampler"] == {"name": "uniform", "clients_per_round": 4, "seed": "run"}
+    assert (found["sampler"]["clients_per_round"], found["sampler"]["seed"]) == (4, "run")
+    assert "cohorts" not in found["sampler"]
     assert found["engine"] == {"name": "serial", "device": "cpu"}
     assert found["server"]["lr"] == 0.01
     changed = load("digits", {"sampler.name": "scripted", "sampler.clients_per_round": 7})[1]
     assert changed.sections["sampler"].clients_per_round == 7
     assert "did you mean 'scripted'?" in refused({"sampler.name": "script"})
+
+
+def test_another_client_method_keeps_the_local_recipe():
+    plain = load("digits")[1].to_dict()["client"]
+    found = load("digits", {"client.name": "fedprox", "client.mu": 0.5})[1].to_dict()["client"]
+    assert found == {**plain, "name": "fedprox", "mu": 0.5}
+    # What only its own value goes with is not taken over.
+    assert load("digits", {"client.name": "fedsgd"})[1].sections["client"].lr == 1.0
+    deviation = load("digits", {"client.name": "vrl-sgd"})[1].sections["client"]
+    assert (deviation.lr, deviation.epochs, deviation.clip_norm) == (plain["lr"], 5, 0)
 
 
 @pytest.mark.parametrize("section", ["adapter", "client", "sampler", "data", "model"])

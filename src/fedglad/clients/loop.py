@@ -5,9 +5,9 @@ optimizer's step and the final difference are single operations on one vector.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -18,16 +18,22 @@ from fedglad.layout import split
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Memory = dict[str, Tensor]
+Prepare = Callable[[Tensor, bool], Tensor]
+"""The model's inputs of a batch as it is stored; the flag says whether it is for training."""
 Slots = dict[str, Tensor]
+Local = Annotated[
+    Literal["sgd", "sgdm", "adam", "adamw"], "sgd, sgdm, adam or adamw; new every round"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plain:
-    """Local SGD and nothing else: the client half of FedAvg (McMahan et al. 2017)."""
+    """FedAvg (McMahan et al. 2017): local SGD and nothing else.
 
-    optimizer: Annotated[
-        Literal["sgd", "sgdm", "adam", "adamw"], "sgd, sgdm, adam or adamw; new every round"
-    ] = "sgdm"
+    Each step takes the minibatch gradient ∇, and the client sends g_k = θ − θ_k. arXiv:1602.05629.
+    """
+
+    optimizer: Local = "sgdm"
     lr: Annotated[float, "the local rate"] = 0.01
     momentum: Annotated[float, "of sgdm"] = 0.9
     betas: Annotated[tuple[float, float], "of adam and adamw"] = (0.9, 0.999)
@@ -49,23 +55,42 @@ class Plain:
 
     def __post_init__(self) -> None:
         limits = {
-            "lr": (self.lr, 0 < self.lr < math.inf, "positive and finite"),
-            "momentum": (self.momentum, 0 <= self.momentum < 1, "in [0, 1)"),
-            "betas": (self.betas, all(0 <= beta < 1 for beta in self.betas), "in [0, 1)"),
-            "eps": (self.eps, 0 <= self.eps < math.inf, "0 or more, and finite"),
-            "weight_decay": (self.weight_decay, 0 <= self.weight_decay < math.inf, "0 or more"),
-            "batch_size": (self.batch_size, self.batch_size >= 1, "1 or more"),
-            "epochs": (self.epochs, self.epochs >= 1, "1 or more"),
-            "steps": (self.steps, self.steps >= 0, "0 or more"),
-            "clip_norm": (self.clip_norm, self.clip_norm >= 0, "0 (never) or more"),
-            "warmup": (self.warmup, 0 <= self.warmup <= 1, "a share in [0, 1]"),
+            "lr": (0 < self.lr < math.inf, "positive and finite"),
+            "momentum": (0 <= self.momentum < 1, "in [0, 1)"),
+            "betas": (all(0 <= beta < 1 for beta in self.betas), "in [0, 1)"),
+            "eps": (0 <= self.eps < math.inf, "0 or more, and finite"),
+            "weight_decay": (0 <= self.weight_decay < math.inf, "0 or more"),
+            "batch_size": (self.batch_size >= 1 or self.whole, "1 or more"),
+            "epochs": (self.epochs >= 1, "1 or more"),
+            "steps": (self.steps >= 0, "0 or more"),
+            "clip_norm": (self.clip_norm >= 0, "0 (never) or more"),
+            "warmup": (0 <= self.warmup <= 1, "a share in [0, 1]"),
         }
-        for name, (value, good, must) in limits.items():
+        for name, (good, must) in limits.items():
             if not good:
-                raise ValueError(f"{type(self).__name__}({name}={value!r}): must be {must}")
+                raise self.wrong(name, f"must be {must}")
+
+    def wrong(self, name: str, why: str) -> ValueError:
+        """The error for a setting that cannot be meant."""
+        return ValueError(f"{type(self).__name__}({name}={getattr(self, name)!r}): {why}")
+
+    whole: ClassVar[bool] = False
+    """Whether a batch is all of the client's samples, whatever `batch_size` says."""
+
+    needs_mean: ClassVar[bool] = False
+    """Whether the server must take a weighted mean of the updates, with weights of sum 1."""
+
+    needs_plain_step: ClassVar[bool] = False
+    """Whether the server must step by just that mean: SGD at rate 1, no update shortened."""
+
+    fixed: ClassVar[Collection[str]] = ()
+    """Fields that are not taken over from another method: its own defaults go with it."""
 
     remembers: ClassVar[tuple[str, ...]] = ()
     """Names of the vectors a client keeps from one of its rounds to the next; zeros at first."""
+
+    scratch: ClassVar[tuple[str, ...]] = ()
+    """Names of vectors beside those in `memory` for the time of a round; zeros at its start."""
 
     hears: ClassVar[tuple[str, ...]] = ()
     """Names of the vectors of the server half's state that are sent with θ; zeros at first."""
@@ -73,7 +98,12 @@ class Plain:
     server: ClassVar[Any] = None
     """The server half, for a method that has one: (mean, extra_sum, count, state) -> state, shift.
 
-    With one, `finish` must return what the client sends beside its update."""
+    With one, `finish` must return what the client sends beside its update, unless the half has
+    `wants_extra = False`."""
+
+    def among(self, clients: int) -> Self:
+        """The same for a population of so many clients, where a method counts them."""
+        return self
 
     def correct(self, grad: Tensor, w: Tensor, theta: Tensor, memory: Memory, sent: Memory) -> None:
         """Changes a minibatch gradient in place, before clipping.
@@ -86,7 +116,14 @@ class Plain:
         self, delta: Tensor, steps: int, memory: Memory, sent: Memory
     ) -> tuple[Memory, Tensor | None]:
         """The client's proposed new memory, and what it sends beside its update; as `correct`."""
-        return memory, None
+        return {name: memory[name] for name in self.remembers}, None
+
+    settles: ClassVar[bool] = False
+    """Whether a memory is completed by `settle`, once the server's half has seen the round."""
+
+    def settle(self, memory: Memory, heard: Memory) -> Memory:
+        """The memory of an accepted client, given the state of the server's half."""
+        return memory
 
     def batches(self, n: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
         """The indices of each batch: reshuffled every epoch."""
@@ -110,6 +147,42 @@ class Plain:
             return self.lr
         warm = self.warmup * total
         return self.lr * (step / warm if step < warm else (total - step) / max(total - warm, 1e-12))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting(Plain):
+    """What methods have in common whose server half divides by the number of all clients."""
+
+    clients: Annotated[int, "N; 0: as many as the data has"] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clients < 0:
+            raise self.wrong("clients", "must be 0 (as many as the data has) or more")
+
+    def among(self, clients: int) -> Self:
+        if self.clients not in (0, clients):
+            raise self.wrong("clients", f"there are {clients} in the data, leave it at 0")
+        return replace(self, clients=clients)
+
+    @property
+    def population(self) -> int:
+        """N, once it is known."""
+        if not self.clients:
+            raise self.wrong("clients", "the server half must know how many there are")
+        return self.clients
+
+
+def require_plain_sgd(client: Plain, why: str) -> None:
+    """Raises unless the way a client goes is exactly lr times the sum of its gradients."""
+    for name, value in {"optimizer": "sgd", "schedule": "constant", "clip_norm": 0}.items():
+        if getattr(client, name) != value:
+            raise client.wrong(name, f"must be {value!r}: {why}")
+
+
+def as_stored(x: Tensor, training: bool) -> Tensor:
+    """For data that is ready for the model."""
+    return x
 
 
 @dataclass
@@ -183,6 +256,7 @@ class Workbench:
         y: Tensor,
         rng: np.random.Generator,
         *,
+        prepare: Prepare = as_stored,
         memory: Memory | None = None,
         sent: Memory | None = None,
         out: Tensor | None = None,
@@ -191,6 +265,7 @@ class Workbench:
         if not len(y):
             raise ValueError("the client has no samples")
         memory = memory or dict.fromkeys(client.remembers, self.zeros)
+        memory |= {name: torch.zeros_like(self.w) for name in client.scratch}
         sent = sent or dict.fromkeys(client.hears, self.zeros)
         seed_torch(rng.bit_generator.random_raw(), theta.device)
         self.load(theta, buffers)
@@ -201,7 +276,8 @@ class Workbench:
         for step, batch in enumerate(client.batches(len(y), rng)):
             index = torch.from_numpy(batch).to(x.device)
             self.grad.zero_()
-            loss = self.loss(self.model(x.index_select(0, index)), y.index_select(0, index))
+            inputs = prepare(x.index_select(0, index), True)
+            loss = self.loss(self.model(inputs), y.index_select(0, index))
             loss.backward()
             losses += loss.detach()
             client.correct(self.grad, self.w, theta, memory, sent)

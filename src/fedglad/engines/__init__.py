@@ -3,6 +3,8 @@
 May import records, rng, layout, clients, samplers and memory; imported by the round loop.
 """
 
+import logging
+import math
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,13 +14,23 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedglad.clients.loop import Loss, Memory, Plain, Result, Workbench
+from fedglad.clients.loop import (
+    Loss,
+    Memory,
+    Plain,
+    Prepare,
+    Result,
+    Workbench,
+    as_stored,
+)
 from fedglad.memory import Memories
 from fedglad.records import Bundle, Failure, Several, Update
 from fedglad.rng import stream
 
 Packed = tuple[Tensor, Mapping[str, Tensor]]
 """A model as `Server.packed` gives it: the parameters in one vector, and the buffers."""
+
+logger = logging.getLogger("fedglad")
 
 CPU = torch.device("cpu")
 DEVICE = "auto: a GPU where there is one; or cpu, cuda, cuda:1, ..."
@@ -27,7 +39,11 @@ CHUNK = 1000  # test samples evaluated at a time: sums over fixed chunks, so the
 
 
 class Federation(Protocol):
-    """What an engine needs of the data."""
+    """What an engine needs of the data.
+
+    It may also have `prepare(x, training)`, which makes the model's inputs of a batch: stored
+    bytes become numbers there, and training images are augmented, by torch's generator.
+    """
 
     clients: int
 
@@ -85,6 +101,10 @@ class Engine(Protocol):
         """Loss and accuracy of a model on the test set."""
         ...
 
+    def losses(self, clients: Sequence[int], packed: Packed) -> list[float]:
+        """The mean losses of a model on clients' own samples; NaN for one that fails."""
+        ...
+
     def close(self) -> None:
         """Lets everything go."""
         ...
@@ -98,6 +118,7 @@ class Worker:
         self.device = device
         self.bench = Workbench(job.build().to(device), job.loss)
         self.test = job.data.test()
+        self.prepare: Prepare = getattr(job.data, "prepare", as_stored)
 
     def train(self, call: Call, client: int, memory: Memory, out: Tensor | None = None) -> Result:
         """One client's round; `call` is on the device."""
@@ -111,6 +132,7 @@ class Worker:
             x.to(device),
             y.to(device),
             rng,
+            prepare=self.prepare,
             memory=_on(memory, device),
             sent=call.sent,
             out=out if device.type == "cpu" else None,
@@ -149,8 +171,25 @@ class Worker:
         model = self.bench.model.eval()
         part = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
         x, y = self.test[0][part].to(self.device), self.test[1][part].to(self.device)
-        scores = model(x)
+        scores = model(self.prepare(x, False))
         return float(self.job.loss(scores, y)) * len(y), int((scores.argmax(dim=1) == y).sum())
+
+    @torch.no_grad()
+    def loss(self, theta: Tensor, buffers: Mapping[str, Tensor], client: int) -> float:
+        """The mean loss on a client's own samples; NaN if they cannot be had."""
+        try:
+            x, y = self.job.data.client(client)
+            self.bench.load(theta, buffers)
+            model, total = self.bench.model.eval(), 0.0
+            for k in range(0, len(y), CHUNK):
+                part = x[k : k + CHUNK].to(self.device), y[k : k + CHUNK].to(self.device)
+                total += float(self.job.loss(model(self.prepare(part[0], False)), part[1])) * len(
+                    part[1]
+                )
+            return total / len(y)
+        except Exception as error:
+            logger.warning("client %s could not tell its loss: %s", client, error)
+            return math.nan
 
     @staticmethod
     def summary(sums: Sequence[tuple[float, int]], n: int) -> Evaluation:

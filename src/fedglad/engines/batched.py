@@ -70,7 +70,7 @@ class BatchedEngine:
         self.job = worker.job
         self.bench = worker.bench
         self.threads = count
-        inputs = self.job.client.batch_size * worker.test[0][:1].numel()
+        inputs = self._samples() * worker.test[0][:1].numel()
         self.limit = max(1, GROUP_ELEMENTS // max(self.bench.layout.size, inputs))
         model = self.bench.model
         self.own_buffers = dict(model.named_buffers())
@@ -91,8 +91,16 @@ class BatchedEngine:
                 seed_torch(seed, self.worker.device)
                 yield self._group(call, cohort[k : k + self.limit])
 
+    def _samples(self) -> int:
+        """The most that a batch may have."""
+        client, data = self.job.client, self.job.data
+        return max(map(data.size, range(data.clients))) if client.whole else client.batch_size
+
     def evaluate(self, packed: Packed) -> Evaluation:
         return SerialEngine(self.worker).evaluate(packed)
+
+    def losses(self, clients: Sequence[int], packed: Packed) -> list[float]:
+        return SerialEngine(self.worker).losses(clients, packed)
 
     def close(self) -> None:
         pass
@@ -162,10 +170,12 @@ class BatchedEngine:
         }
         slots = {name: self._matrix(name, k).zero_() for name in slot_names(client)}
         memory = self._memory(members)
+        memory |= {name: self._matrix(f"scratch {name}", k).zero_() for name in client.scratch}
         losses = torch.zeros(k, device=w.device)
         for step in range(totals[0]):
             now = slice(sum(total > step for total in totals))  # the rows still at work
             x, y, weight = batches.take(step, now.stop)
+            x = self.worker.prepare(x.flatten(0, 1), True).unflatten(0, x.shape[:2])
             own = {name: value[now].detach() for name, value in values.items()}
             wanted = [own[name].requires_grad_() for name in self.trained]
             scores, left = self.scores(own, _rows(buffers, now), x)
@@ -187,8 +197,6 @@ class BatchedEngine:
             for span in bench.frozen:
                 w[now, span] = theta[span]
         delta = torch.sub(theta, w, out=w)
-        places = [member.place for member in members]
-        deltas[slice(None) if places == list(range(len(deltas))) else places] = delta
         found: dict[int, Brought | Failure] = {}
         for total, rows in _runs(totals):
             kept, extra = client.finish(delta[rows], total, _rows(memory, rows), call.sent)
@@ -202,6 +210,8 @@ class BatchedEngine:
                 brought = cast(Brought, found[member.place])
                 brought.buffers = {n: buffers[n][rows][row].cpu() for n in bench.buffers}
                 brought.extra = None if extra is None else extra[row].cpu()
+        places = [member.place for member in members]  # only now: `finish` may change a delta
+        deltas[slice(None) if places == list(range(len(deltas))) else places] = delta
         return found
 
     def _memory(self, members: list[Member]) -> Memory:

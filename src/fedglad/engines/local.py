@@ -5,6 +5,7 @@ worker that dies is replaced and its clients are trained again: as their randomn
 round and client, to the same bits.
 """
 
+import math
 import os
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -122,6 +123,12 @@ class LocalEngine:
             raise RuntimeError(f"the test set could not be evaluated: {lost.reason}")
         return Worker.summary(sums, self.test_size)
 
+    def losses(self, clients: Sequence[int], packed: Packed) -> list[float]:
+        self.theta.copy_(packed[0])
+        buffers = _arrays(packed[1])
+        told = self.pool.run([("loss", (buffers, client)) for client in clients])
+        return [math.nan if isinstance(found, Lost) else found for found in told]
+
     def close(self) -> None:
         self.pool.close()
 
@@ -163,7 +170,10 @@ class LocalEngine:
         def evaluate(slot: int, buffers: Any, chunk: int) -> tuple[float, int]:
             return worker.evaluate(self.theta, _tensors(buffers), chunk)
 
-        work = {"train": train, "evaluate": evaluate}
+        def loss(slot: int, buffers: Any, client: int) -> float:
+            return worker.loss(self.theta, _tensors(buffers), client)
+
+        work = {"train": train, "evaluate": evaluate, "loss": loss}
         return lambda slot, message: work[message[0]](slot, *message[1])
 
 

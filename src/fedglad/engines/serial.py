@@ -71,5 +71,9 @@ class SerialEngine:
             sums = [self.worker.evaluate(*packed, chunk) for chunk in range(Worker.chunks(n))]
             return Worker.summary(sums, n)
 
+    def losses(self, clients: Sequence[int], packed: Packed) -> list[float]:
+        with threads(1):
+            return [self.worker.loss(*packed, client) for client in clients]
+
     def close(self) -> None:
         pass

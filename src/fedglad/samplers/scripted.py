@@ -13,6 +13,7 @@ from fedglad.samplers.uniform import Uniform
 class Scripted(Uniform):
     """In the rounds named, these clients or clients of one class; in all others, uniform.
 
+    Of those named, the ones that are reachable take part.
     Rounds count from 0 and are strings, as TOML's keys are: `cohorts = {"39" = [3, 14, 15]}`.
     """
 
@@ -29,17 +30,14 @@ class Scripted(Uniform):
             if not (name.isdecimal() and str(int(name)) == name):
                 raise ValueError(f"scripted round {name!r}: rounds are whole numbers from 0 on")
 
-    def sample(
-        self, rng: np.random.Generator, t: int, state: State, pool: Pool, ask: Ask
-    ) -> Cohort:
+    def draw(self, rng: np.random.Generator, t: int, state: State, pool: Pool, ask: Ask) -> Cohort:
         if (given := self.cohorts.get(str(t))) is not None:
-            return Cohort(tuple(given))
+            return Cohort(tuple(_reachable(given, pool)))
         if (wanted := self.largest_class.get(str(t))) is not None:
-            drawn = rng.choice(
-                self._holders(wanted, t, pool), self.clients_per_round, replace=False
-            )
-            return Cohort(tuple(drawn.tolist()))
-        return super().sample(rng, t, state, pool, ask)
+            holders = _reachable(self._holders(wanted, t, pool), pool)
+            drawn = rng.choice(holders, min(self.clients_per_round, len(holders)), replace=False)
+            return Cohort(tuple(map(int, drawn)))
+        return super().draw(rng, t, state, pool, ask)
 
     def check(self, pool: Pool) -> None:
         """Raises for a script that cannot be played with these clients."""
@@ -65,3 +63,10 @@ class Scripted(Uniform):
                 f"class is {wanted}: there are {len(holders)}"
             )
         return holders
+
+
+def _reachable(clients: list[int], pool: Pool) -> list[int]:
+    if pool.ids is None:
+        return clients
+    there = set(pool.ids.tolist())
+    return [k for k in clients if k in there]

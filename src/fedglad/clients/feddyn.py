@@ -1,0 +1,49 @@
+"""FedDyn: a linear and a quadratic term that make the clients' optima agree."""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedglad.clients.loop import Counting, Memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDyn(Counting):
+    """FedDyn (Acar et al. 2021): each step takes ∇ − λ_k + α(w − θ).
+
+    λ_k ← λ_k − α(w_k − θ), h ← h − (α/N) Σ_S (w_k − θ), θ ← mean(w_k) − h/α. So h is always
+    (1/N) Σ λ_k over all clients, and with all of them round 0 gives θ + 2·mean(w_k − θ) for every
+    α. An adapter's s scales mean(w_k) − θ alone. Needs SGD with lr = 1 at the server.
+    What is minimised is the plain mean of the F_k, however updates are weighted. arXiv:2111.04263.
+    Differs from the paper: it solves each client's problem exactly; here clients take the steps
+    they are told to, with any local optimizer. mean(w_k) is by the weights of the run.
+    """
+
+    alpha: Annotated[float, "α, of the quadratic term"] = 0.1
+
+    needs_mean: ClassVar[bool] = True
+    needs_plain_step: ClassVar[bool] = True
+    remembers: ClassVar[tuple[str, ...]] = ("lambda_k",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.alpha < math.inf:
+            raise self.wrong("alpha", "must be positive and finite")
+
+    def correct(self, grad: Tensor, w: Tensor, theta: Tensor, memory: Memory, sent: Memory) -> None:
+        grad.add_(w - theta, alpha=self.alpha).sub_(memory["lambda_k"])
+
+    def finish(
+        self, delta: Tensor, steps: int, memory: Memory, sent: Memory
+    ) -> tuple[Memory, Tensor | None]:
+        return {"lambda_k": memory["lambda_k"] + self.alpha * delta}, delta
+
+    def server(  # pyright: ignore[reportIncompatibleVariableOverride]
+        self, mean: Tensor, extra_sum: Tensor, count: int, state: Memory
+    ) -> tuple[Memory, Tensor | None]:
+        before = state.get("h", torch.zeros_like(mean))
+        h = before + (self.alpha / self.population) * extra_sum
+        return {"h": h}, -h / self.alpha

@@ -1,0 +1,64 @@
+"""FedNova: updates of clients that took different numbers of steps, made comparable."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from fedglad.clients.loop import Memory, Plain
+
+
+@dataclass(frozen=True)
+class Normalised:
+    """The server half: the mean of the normalised updates is multiplied by τ_eff = Σ w_k a_k."""
+
+    rho: float
+
+    wants_extra: ClassVar[bool] = False
+
+    def lengths(self, steps: Sequence[int] | np.ndarray) -> np.ndarray:
+        """a of so many local steps: the sum of the factors with which gradients enter g_k/lr."""
+        tau, rho = np.asarray(steps, dtype=float), self.rho
+        return (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
+
+    def __call__(
+        self, mean: Tensor, extra_sum: Tensor, count: int, state: Memory
+    ) -> tuple[Memory, Tensor | None]:
+        return state, None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedNova(Plain):
+    """FedNova (Wang et al. 2020): d_k = g_k/a_k, so that more steps are not more say.
+
+    The update is τ_eff Σ w_k d_k with τ_eff = Σ w_k a_k. After τ steps a = τ for SGD, and
+    [τ − ρ(1−ρ^τ)/(1−ρ)]/(1−ρ) for momentum ρ. Clients take different numbers of steps if `steps` is
+    0 and their sizes differ; with equal ones it is FedAvg. GSI and filters see d_k, and so does
+    `sq_norm` in the record. arXiv:2007.07481.
+    """
+
+    needs_mean: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        way_out = "known for sgd and sgdm at a constant rate, without weight decay"
+        if self.optimizer not in ("sgd", "sgdm"):
+            raise self.wrong("optimizer", f"a_k is {way_out}")
+        if self.weight_decay:
+            raise self.wrong("weight_decay", f"a_k is {way_out}: set it to 0")
+        if self.schedule != "constant":
+            raise self.wrong("schedule", f"a_k is {way_out}: set it to 'constant'")
+
+    @property
+    def server(  # pyright: ignore[reportIncompatibleVariableOverride]
+        self,
+    ) -> Normalised:
+        return Normalised(self.momentum if self.optimizer == "sgdm" else 0.0)
+
+    def finish(
+        self, delta: Tensor, steps: int, memory: Memory, sent: Memory
+    ) -> tuple[Memory, Tensor | None]:
+        delta.div_(float(self.server.lengths([steps])[0]))
+        return {}, None

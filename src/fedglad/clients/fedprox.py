@@ -1,0 +1,28 @@
+"""FedProx: a pull back to the global model in every local step."""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+from torch import Tensor
+
+from fedglad.clients.loop import Memory, Plain
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProx(Plain):
+    """FedProx (Li et al. 2020): each step takes ∇ + μ(w − θ), so that no client strays far.
+
+    The gradient of F_k(w) + (μ/2)‖w − θ‖². μ = 0 is plain, bit for bit. arXiv:1812.06127.
+    """
+
+    mu: Annotated[float, "μ, the pull back to θ"] = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.mu < math.inf:
+            raise self.wrong("mu", "must be 0 or more, and finite")
+
+    def correct(self, grad: Tensor, w: Tensor, theta: Tensor, memory: Memory, sent: Memory) -> None:
+        if self.mu:
+            grad.add_(w - theta, alpha=self.mu)

@@ -1,0 +1,65 @@
+"""SCAFFOLD: control variates against the drift of clients."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedglad.clients.loop import Counting, Memory, require_plain_sgd
+
+OPTION = (
+    "mean: c_k is the round's mean raw gradient; II: the paper's option II, for plain sgd alone"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaffold(Counting):
+    """SCAFFOLD (Karimireddy et al. 2020): each step takes ∇ − c_k + c, the drift taken out.
+
+    | option | c_k⁺ after a round of K steps |
+    |---|---|
+    | mean | the mean of the round's K raw gradients ∇, before correction and clipping |
+    | II | c_k − c + (θ − w_k)/(K lr): the same for plain SGD, and for nothing else |
+
+    c ← c + (1/N) Σ_S (c_k⁺ − c_k), so that c is the mean of all c_k. With c = c_k = 0 in round 0 it
+    is FedAvg. What is minimised is the plain mean of the F_k, however updates are weighted.
+    arXiv:1910.06378.
+    Differs from the paper: its option I takes the gradient at θ, in a pass of its own; `mean` takes
+    it along the way, as FedGLAD's authors do, and so goes with any local optimizer.
+    """
+
+    option: Annotated[Literal["mean", "II"], OPTION] = "mean"
+
+    remembers: ClassVar[tuple[str, ...]] = ("c_k",)
+    scratch: ClassVar[tuple[str, ...]] = ("sum",)
+    hears: ClassVar[tuple[str, ...]] = ("c",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.option not in ("mean", "II"):
+            raise self.wrong("option", "must be 'mean' or 'II'")
+        if self.option == "II":
+            require_plain_sgd(
+                self, "option II reads gradients off θ − w_k; or take option = 'mean'"
+            )
+
+    def correct(self, grad: Tensor, w: Tensor, theta: Tensor, memory: Memory, sent: Memory) -> None:
+        if self.option == "mean":
+            memory["sum"].add_(grad)
+        grad.add_(sent["c"] - memory["c_k"])
+
+    def finish(
+        self, delta: Tensor, steps: int, memory: Memory, sent: Memory
+    ) -> tuple[Memory, Tensor | None]:
+        if self.option == "mean":
+            new = memory["sum"] / steps
+        else:
+            new = memory["c_k"] - sent["c"] + delta / (steps * self.lr)
+        return {"c_k": new}, new - memory["c_k"]
+
+    def server(  # pyright: ignore[reportIncompatibleVariableOverride]
+        self, mean: Tensor, extra_sum: Tensor, count: int, state: Memory
+    ) -> tuple[Memory, Tensor | None]:
+        before = state.get("c", torch.zeros_like(mean))
+        return {"c": before + extra_sum / self.population}, None

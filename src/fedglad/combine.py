@@ -1,0 +1,74 @@
+"""Which boxes of a round can be combined: what cannot mean anything is refused with the reason."""
+
+from typing import Any
+
+from fedglad.adapters import Adapter
+from fedglad.filters import Filter
+from fedglad.optimizers import SGD, Optimizer
+from fedglad.weights import Samples
+
+
+def refuse(
+    adapter: Adapter,
+    filter: Filter,
+    weighting: Samples,
+    *,
+    client: Any = None,
+    sampler: Any = None,
+    server: Optimizer | None = None,
+) -> None:
+    """Raises for a combination that cannot mean anything.
+
+    `client` and `sampler` are the settings of a client method (`fedglad.clients`) and of a sampler
+    (`fedglad.samplers`), where they are known.
+    """
+    if sampler is not None:
+        if sampler.own_weights and weighting != Samples():
+            raise ValueError(
+                f"the weights of sampler {_name(sampler)} are part of it, and {_name(weighting)} "
+                "would replace them: use weighting.name = samples"
+            )
+        weighting = sampler.weighting or weighting
+    if adapter.compares and filter.leaves_one:
+        raise ValueError(
+            f"{_name(filter)} leaves one update, so GSI is always 1 and "
+            f"{_name(adapter)} has nothing to compare: use MultiKrum with m > 1"
+        )
+    if filter.robust and weighting.keeps_updates:
+        own = sampler is not None and sampler.own_weights
+        way_out = "another sampler" if own else "Equal or Samples"
+        raise ValueError(
+            f"{_name(filter)} ignores weights, so {_name(weighting)} would have no "
+            f"effect: use {way_out}"
+        )
+    if client is not None:
+        _refuse_client(client, filter, weighting, server or SGD())
+
+
+def _refuse_client(client: Any, filter: Filter, weighting: Samples, server: Optimizer) -> None:
+    if client.needs_mean and filter.robust:
+        raise ValueError(
+            f"{_name(client)} is right for a mean of the updates, and {_name(filter)} takes "
+            "another value: use filter.name = multi-krum or none"
+        )
+    if client.needs_mean and not weighting.normalises:
+        raise ValueError(
+            f"{_name(client)} is right for a mean of the updates, and the weights of "
+            f"{_name(weighting)} do not sum to 1: use another sampler or weighting"
+        )
+    if client.needs_plain_step and filter.scales:
+        raise ValueError(
+            f"{_name(client)} moves θ by the whole updates once more, past {_name(filter)}: "
+            "use filter.name = multi-krum or none"
+        )
+    plain = type(server) is SGD and server.lr == 1 and server.schedule == "constant"
+    if client.needs_plain_step and not plain:
+        raise ValueError(
+            f"{_name(client)} sets θ to the mean of the clients' models less its own term, which "
+            f"is a step of plain SGD at rate 1, not of {server}: "
+            "set server.name=sgd, server.lr=1 and server.schedule=constant"
+        )
+
+
+def _name(part: Any) -> str:
+    return type(part).__name__

@@ -1,0 +1,66 @@
+"""Clients whose updates lie far from the mean are drawn more often."""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+
+from fedglad.records import Record
+from fedglad.samplers import Ask, Cohort, Pool, Sampler, State
+
+LEAST = 1e-200  # of N p_k: a client that always agrees with the mean stays possible
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaFL(Sampler):
+    """r of N without replacement by p, which follows each client's distance from the mean.
+
+    p_k = 1/N at first. After a round, for the clients S whose updates were accepted:
+    p_k ← α p_k + (1 − α) (Σ_S p) d_k / Σ_S d with d_k = ‖θ_k − θ̄‖; Σp stays 1. If all distances are
+    0, so does p. Chen et al. 2021, arXiv:2108.05765.
+
+    The state is N p_k of the clients that have taken part; for all others it is 1. A round costs
+    O(N).
+
+    Differs from the paper: r is fixed, as in the authors' code of FedGLAD, and does not grow.
+    """
+
+    alpha: Annotated[float, "how much of p stays from round to round"] = 0.9
+
+    distances: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.alpha < 1:
+            raise ValueError(f"alpha={self.alpha!r}: AdaFL's must be between 0 and 1, not 0 or 1")
+
+    def draw(self, rng: np.random.Generator, t: int, state: State, pool: Pool, ask: Ask) -> Cohort:
+        p = probabilities(state, pool.clients)
+        p = p if pool.ids is None else p[pool.ids]
+        r = min(self.clients_per_round, pool.count)
+        drawn = rng.choice(pool.who, r, replace=False, p=p / p.sum())
+        return Cohort(tuple(drawn.tolist()))
+
+    def observe(self, state: State, record: Record) -> State:
+        """The probabilities after the round; a skipped one has no distances."""
+        apart = {str(client): d for client, d in (record.distances or {}).items()}
+        total = math.fsum(apart.values())
+        if not total > 0:
+            return state
+        known: dict[str, float] = state.get("relative", {})
+        before = {client: known.get(client, 1.0) for client in apart}
+        mass = math.fsum(before.values())
+        after = {
+            client: max(self.alpha * before[client] + (1 - self.alpha) * mass * d / total, LEAST)
+            for client, d in apart.items()
+        }
+        return {**state, "relative": {**known, **after}}
+
+
+def probabilities(state: State, clients: int) -> np.ndarray:
+    """p of all N clients; it sums to 1."""
+    relative = np.ones(clients)
+    known: dict[str, float] = state.get("relative", {})
+    relative[[int(client) for client in known]] = list(known.values())
+    return relative / relative.sum()

@@ -1,0 +1,52 @@
+"""Many train, and the updates that matter most are kept."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+
+from fedglad import weights
+from fedglad.samplers import Ask, Cohort, Pool, Sampler, State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimal(Sampler):
+    """Candidates drawn uniformly all train; of their updates about r are kept, by their norms.
+
+    Which, and with what weights, is the weighting `optimal` (Chen et al. 2022,
+    arXiv:2010.13723): the kept ones estimate the candidates' weighted mean without bias. If the
+    candidates are all clients, E[w_k] = n_k/n. It saves uploads, and no training.
+
+    The draws that thin the cohort follow its order, and so `seed`, as the cohorts do.
+    """
+
+    candidates: Annotated[int, "how many train, at least r; 0: all clients"] = 0
+
+    own_weights: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.candidates and self.candidates < self.clients_per_round:
+            raise ValueError(
+                f"candidates={self.candidates} is less than clients_per_round="
+                f"{self.clients_per_round}: r are kept of the candidates; raise it, or 0 for all"
+            )
+
+    @property
+    def weighting(self) -> Any:
+        seed = self.seed if isinstance(self.seed, int) else 0
+        return weights.Optimal(kept=self.clients_per_round, seed=seed)
+
+    def draw(self, rng: np.random.Generator, t: int, state: State, pool: Pool, ask: Ask) -> Cohort:
+        count = min(self.candidates or pool.count, pool.count)
+        drawn = rng.choice(pool.who, count, replace=False)
+        return Cohort(tuple(drawn.tolist()))
+
+    def check(self, pool: Pool) -> None:
+        """Raises if there are fewer clients than candidates."""
+        super().check(pool)
+        if self.candidates > pool.clients:
+            raise ValueError(
+                f"candidates={self.candidates} is more than the {pool.clients} clients there are: "
+                "lower it or raise data.clients"
+            )

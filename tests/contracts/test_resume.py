@@ -1,0 +1,97 @@
+"""Every row of every registry of a run: killed (-9) in its second round, resumed, the same bits."""
+
+import os
+import signal
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulator.support import outcome
+
+from fedglad.config import REGISTRIES, Config, ConfigError, load
+from fedglad.records import Round
+from fedglad.runs import execute
+
+TINY: dict[str, Any] = {
+    "rounds": 3,
+    "checkpoint_every": 1,
+    "data.clients": 12,
+    "data.partition": "dirichlet",  # clients of unequal size
+    "data.alpha": 1.0,
+    "model.name": "softmax",
+    "model.features": 64,
+    "client.epochs": 1,
+    "client.optimizer": "sgd",
+    "client.clip_norm": 0.0,
+    "sampler.clients_per_round": 6,
+    "engine.name": "serial",
+}
+SECTIONS = ("client", "sampler", "filter", "weighting", "server", "adapter")
+ROWS = [(section, name, {}) for section in SECTIONS for name in REGISTRIES[section]]
+VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
+    ("client", "scaffold", {"client.option": "II"}),
+    ("client", "fednova", {"client.optimizer": "sgdm"}),
+    ("sampler", "clustered", {"sampler.by": "similarity"}),
+    ("sampler", "uniform", {"sampler.availability": "bernoulli"}),
+    ("sampler", "md", {"sampler.availability": "markov"}),
+    ("sampler", "adafl", {"sampler.availability": "cyclic"}),
+    ("server", "adam", {"server.schedule": "cosine"}),
+    ("server", "momentum", {"server.schedule": "step", "server.over": 1}),
+]
+CASES = [
+    pytest.param(*row, adapter, id="-".join([row[1], *map(str, row[2].values()), adapter]))
+    for row in [*ROWS, *VARIANTS]
+    for adapter in (["none", "glad"] if row[0] != "adapter" else [row[1]])
+]
+
+
+def settings(section: str, name: str, more: dict[str, Any], adapter: str) -> dict[str, Any]:
+    kept = {key: value for key, value in TINY.items() if section != "client" or "client" not in key}
+    named = {f"{section}.name": name, **more}
+    if section == "client":
+        local = {"client.optimizer": "sgd", "client.clip_norm": 0.0, "client.epochs": 1}
+        named = {**({} if name == "fedsgd" else local), **named}
+    return kept | named | {"adapter.name": adapter}
+
+
+def configured(given: dict[str, Any]) -> Config:
+    return load("digits", given)[1]
+
+
+def play(config: Config, folder: Path, *, killed_in: int | None = None) -> None:
+    """Runs in a process of its own, which ends itself as kill -9 would: its round is recorded then,
+    and not yet saved."""
+
+    def on_round(done: Round) -> None:
+        if done.t == killed_in:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+        child = os.fork()
+    if not child:
+        try:
+            execute("row", config, out=folder, resume=True, on_round=on_round)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("section", "name", "more", "adapter"), CASES)
+def test_killed_and_resumed_to_the_same_bits(
+    section: str, name: str, more: dict[str, Any], adapter: str, tmp_path: Path
+):
+    if (section, name, adapter) == ("filter", "krum", "glad"):
+        with pytest.raises(ConfigError, match="leaves one update"):
+            configured(settings(section, name, more, adapter))
+        return
+    config = configured(settings(section, name, more, adapter))
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    run = execute("row", config, out=whole)
+    stepped = [played["status"] for played in run.rounds()]
+    assert stepped.count("stepped") >= 2, [played.get("reason") for played in run.rounds()]
+    play(config, broken, killed_in=1)
+    execute("row", config, out=broken, resume=True)
+    assert outcome(broken) == outcome(whole)
