@@ -38,7 +38,7 @@ PRESETS = {
     ),
     # The recipe of FedGLAD's paper: its appendix, and what its authors' code does.
     "mnist": Preset(
-        "MNIST as in the paper: 100 clients of 600 images, mostly one digit each; CNN; an hour",
+        "MNIST as in the paper: 100 clients of 600 images, mostly one digit each; CNN; 15 minutes",
         {
             "rounds": 50,
             "data": {"name": "mnist", "clients": 100, "alpha": 0.1},
