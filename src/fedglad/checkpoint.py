@@ -21,6 +21,10 @@ class CheckpointError(ValueError):
     """A saved state that cannot be used here; the message says what differs."""
 
 
+class OtherModel(CheckpointError):
+    """A saved state that is good, and of another model."""
+
+
 def write(
     path: str | os.PathLike[str],
     tensors: dict[str, Tensor],
@@ -145,14 +149,14 @@ def require_same_layout(saved: list[list[Any]], own: list[list[Any]]) -> None:
     """Raises with the first tensor that differs between two layouts."""
     for theirs, ours in zip(saved, own, strict=False):
         if theirs != ours:
-            raise CheckpointError(
+            raise OtherModel(
                 f"the saved state is of another model: it has {_tensor(theirs)} where this model "
                 f"has {_tensor(ours)}"
             )
     if len(saved) != len(own):
         more, whose = (saved, "the saved state") if len(saved) > len(own) else (own, "this model")
         extra = more[min(len(saved), len(own))]
-        raise CheckpointError(
+        raise OtherModel(
             f"the saved state is of another model: only {whose} has {_tensor(extra)}"
         )
 

@@ -188,6 +188,11 @@ def _restore(run: Run, simulation: Simulation) -> None:
             tensors, meta = checkpoint.read(path.with_suffix(".safetensors"))
             simulation.server.load_state_dict({**meta, "tensors": tensors})
             _check_format(run, saved)
+        except checkpoint.OtherModel as error:  # an own model's code was changed
+            raise RunError(
+                f"{run.folder} cannot be continued: {error}. Choose another --out, or replace the "
+                "run with --force"
+            ) from None
         except (ValueError, OSError, KeyError, TypeError) as error:
             logging.getLogger("fedglad").warning(
                 "checkpoint %s is not usable: %s", path.name, error

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedglad import simulate
 from fedglad.config import Config, ConfigError, load
 from fedglad.data.digits import Digits
+from fedglad.runs import RunError, execute
 from simulator.support import cli
 
 HERE = __name__
@@ -208,6 +209,39 @@ def test_centralised_training_is_the_same_local_recipe():
     )
     assert result.loss == played.record.clients[0]["loss"]
     assert played.record.gsi == dict.fromkeys(played.record.gsi, 1.0)
+
+
+def test_a_run_is_not_continued_with_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The code of an own model may change under the same name; what was saved stays as it is."""
+    given = {"model.name": f"{HERE}:changing", "client.name": "scaffold", "rounds": 2}
+    given |= {"sampler.clients_per_round": 3, "client.epochs": 1, "checkpoint_every": 1}
+    config = load("digits", given)[1]
+    with pytest.raises(KeyboardInterrupt):
+        execute("own", config, out=tmp_path, on_round=lambda _: interrupt())
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()}
+    monkeypatch.setattr(f"{HERE}.WIDTH", 4)
+    with pytest.raises(RunError, match=r"of another model: it has parameter '1.weight' \(3, 64\)"):
+        execute("own", config, out=tmp_path, resume=True)
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()}
+    log = tmp_path / "log.txt"
+    assert {**after, log: b""} == {**before, log: b""}
+
+
+WIDTH = 3
+
+
+def changing() -> nn.Module:
+    return wide(WIDTH)
+
+
+played: list[int] = []
+
+
+def interrupt() -> None:
+    """In the second round, when the first is saved."""
+    played.append(1)
+    if len(played) == 2:
+        raise KeyboardInterrupt
 
 
 # ------------------------------------------------------------------------------------ from a folder
