@@ -1,8 +1,10 @@
 """A dataclass from plain values: pydantic checks their types, we tell mistakes in a sentence."""
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, field, make_dataclass
+from functools import partial
 from typing import Any, get_type_hints
 
 KINDS = {
@@ -24,17 +26,22 @@ PLAIN = (bool, int, float, str, tuple, list, dict, type(None))
 def build(cls: type, given: Mapping[str, Any], section: str) -> Any:
     """The object; ValueError names the key within its section, the value and what it must be."""
     from pydantic import TypeAdapter, ValidationError
+    from pydantic.errors import PydanticUserError
 
     try:
         return TypeAdapter(cls).validate_python(given)
     except ValidationError as error:
         raise ValueError(_sentence(section, given, error.errors())) from None
+    except PydanticUserError as error:
+        said = error.message.partition("\n")[0]
+        raise ValueError(f"[{section}] {cls.__qualname__} cannot be set: {said}") from None
 
 
-def settings_of(factory: Callable[..., Any], method: str) -> type:
+def settings_of(factory: Callable[..., Any], method: str, source: str) -> type:
     """A dataclass whose fields are a function's arguments, and whose `method` calls it.
 
-    An argument whose default no file can hold, such as a class, keeps it.
+    An argument whose default no file can hold, such as a class, keeps it. `source` is the name it
+    was asked for by, "package.module:function".
     """
     parameters = inspect.signature(factory).parameters.values()
     own = [
@@ -43,26 +50,40 @@ def settings_of(factory: Callable[..., Any], method: str) -> type:
         if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         and (p.default is p.empty or isinstance(p.default, PLAIN))
     ]
-    if alone := [p.name for p in own if p.kind is p.POSITIONAL_ONLY]:
-        raise TypeError(f"its argument {alone[0]!r} has no name that could be set")
+    for p in own:
+        if p.kind is p.POSITIONAL_ONLY:
+            raise TypeError(f"its argument {p.name!r} has no name that could be set")
+        if p.name in ("name", "source", method):
+            raise TypeError(f"its argument {p.name!r} has a name that is taken: call it otherwise")
     target = factory.__init__ if isinstance(factory, type) else factory
     hints = get_type_hints(target, include_extras=True)
-    fields_ = [
-        (
-            p.name,
-            hints.get(p.name, Any),
-            field(default=MISSING if p.default is p.empty else p.default),
-        )
-        for p in own
-    ]
+    fields_ = [(p.name, _settable(hints.get(p.name, Any)), _default(p)) for p in own]
 
     def call(self: Any) -> Any:
         return factory(**{p.name: getattr(self, p.name) for p in own})
 
-    said = inspect.getdoc(factory) or factory.__qualname__
-    namespace = {method: call, "__doc__": said, "__module__": factory.__module__}
-    name = factory.__qualname__
-    return make_dataclass(name, fields_, namespace=namespace, frozen=True, kw_only=True)
+    said = inspect.getdoc(factory) or source
+    namespace = {method: call, "__doc__": said, "source": source}
+    return make_dataclass("Own", fields_, namespace=namespace, frozen=True, kw_only=True)
+
+
+def _settable(hint: Any) -> Any:
+    """The type, or any if pydantic cannot check it."""
+    from pydantic import TypeAdapter
+    from pydantic.errors import PydanticUserError
+
+    try:
+        TypeAdapter(hint)
+    except PydanticUserError:
+        return Any
+    return hint
+
+
+def _default(parameter: inspect.Parameter) -> Any:
+    value: Any = parameter.default
+    if isinstance(value, list | dict):
+        return field(default_factory=partial(copy.copy, value))
+    return field(default=MISSING if value is parameter.empty else value)
 
 
 def _sentence(section: str, given: Mapping[str, Any], errors: Sequence[Any]) -> str:

@@ -71,6 +71,9 @@ def get(
 ) -> None:
     """Get data sets: once, verified, into the cache."""
     _known(names)
+    if source and not source.is_dir():
+        error(f"--from {source}: there is no such folder")
+        raise typer.Exit(2)
     failed = 0
     try:
         for name in dict.fromkeys(names):
@@ -157,7 +160,7 @@ def show(
         _, config = load("digits", {"data.name": name, **given})
         bring(config)
         settings = config.sections["data"]
-        counts = picture.class_counts(settings.load_federation())
+        counts = picture.class_counts(config.load_data())
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except (ValueError, OSError, AttributeError) as mistake:

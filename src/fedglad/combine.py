@@ -1,5 +1,6 @@
 """Which boxes of a round can be combined: what cannot mean anything is refused with the reason."""
 
+import sys
 from typing import Any
 
 from fedglad.adapters import Adapter
@@ -28,6 +29,13 @@ def refuse(
                 f"the weights of sampler {_name(sampler)} are part of it, and {_name(weighting)} "
                 "would replace them: use weighting.name = samples"
             )
+        if sampler.own_weights and filter.robust:
+            raise ValueError(
+                f"{_name(filter)} ignores weights, and the weights of sampler {_name(sampler)} are "
+                "part of it: use sampler.name = uniform, or filter.name = multi-krum"
+            )
+        if reason := filter.needs(_most(sampler)):
+            raise ValueError(reason)
         weighting = sampler.weighting or weighting
     if adapter.compares and filter.leaves_one:
         raise ValueError(
@@ -35,11 +43,9 @@ def refuse(
             f"{_name(adapter)} has nothing to compare: use MultiKrum with m > 1"
         )
     if filter.robust and weighting.keeps_updates:
-        own = sampler is not None and sampler.own_weights
-        way_out = "another sampler" if own else "Equal or Samples"
         raise ValueError(
             f"{_name(filter)} ignores weights, so {_name(weighting)} would have no "
-            f"effect: use {way_out}"
+            "effect: use Equal or Samples"
         )
     if client is not None:
         _refuse_client(client, filter, weighting, server or SGD())
@@ -68,6 +74,14 @@ def _refuse_client(client: Any, filter: Filter, weighting: Samples, server: Opti
             f"is a step of plain SGD at rate 1, not of {server}: "
             "set server.name=sgd, server.lr=1 and server.schedule=constant"
         )
+
+
+def _most(sampler: Any) -> int:
+    """The largest cohort there may be; all clients may be many."""
+    if sampler.weighting is not None:  # of all candidates' updates
+        return sampler.candidates or sys.maxsize
+    scripted = getattr(sampler, "cohorts", {})
+    return max([sampler.clients_per_round, *map(len, scripted.values())])
 
 
 def _name(part: Any) -> str:

@@ -136,8 +136,7 @@ class Config:
             torch.manual_seed(int(stream(self.seed, "model").integers(2**63)))
             model = _built("model", parts["model"], nn.Module)
         assert model is not None
-        if data is None:
-            data = _built("data", parts["data"], object)
+        data = self.load_data() if data is None else data
         check(model, data, name, settings)
         return Plan(
             rounds=self.rounds,
@@ -153,6 +152,14 @@ class Config:
             weighting=parts["weighting"],
             engine=parts["engine"],
         )
+
+    def load_data(self) -> Any:
+        """The federation that the data section stands for."""
+        return _built("data", self.sections["data"], object)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as what it says: the class made of an own function is no module's."""
+        return Config.of, (self.to_dict(),)
 
     def hash(self) -> str:
         """A short name of what determines the result: the engine only if its bits differ."""
@@ -190,7 +197,7 @@ def _tuned(tree: dict[str, Any], preset: Preset) -> None:
     server, data = tree.get("server", {}), tree.get("data", {})
     if isinstance(server, dict) and isinstance(data, dict):
         rates = preset.server_lr.get(str(server.get("name", DEFAULTS["server"])), {})
-        if rates and "lr" not in server:
+        if rates and "lr" not in server and data.get("partition") != "centralised":
             alpha = data.get("alpha")
             rate = rates.get(alpha) if isinstance(alpha, float | int) else None
             tree["server"] = {**server, "lr": rate or next(iter(rates.values()))}
@@ -212,11 +219,14 @@ def _override(tree: dict[str, Any], overrides: Mapping[str, Any]) -> None:
         own = tree.setdefault(section, {})
         if not isinstance(own, dict):
             raise ConfigError(f"[{section}] is {own!r}: it is a section, give it keys")
-        if rest == "name" and own.get("name", DEFAULTS[section]) != value:
+        old = own.get("name", DEFAULTS[section])
+        if rest == "name" and old != value:
             # Another class: the old one's fields mean nothing to it, but for those in KEEP.
-            cls = find(section, str(value))
-            kept = {f.name for f in fields(cls)} if section in KEEP else set[str]()
-            for field_name in own.keys() - (kept - set(getattr(cls, "fixed", ()))):
+            classes = find(section, str(old)), find(section, str(value))
+            kept = {f.name for f in fields(classes[1])} if section in KEEP else set[str]()
+            for cls in classes:
+                kept -= set(getattr(cls, "fixed", ()))
+            for field_name in own.keys() - kept:
                 del own[field_name]
         own[rest] = value
 
@@ -266,7 +276,7 @@ def find(section: str, name: str) -> type:
     try:
         found = getattr(importlib.import_module(module), attribute)
         if section in FACTORIES and callable(found) and not is_dataclass(found):
-            return settings_of(found, FACTORIES[section])
+            return settings_of(found, FACTORIES[section], name)
     except (ImportError, AttributeError, ValueError, TypeError, NameError) as error:
         raise ConfigError(f"{section}.name = {name!r} cannot be loaded: {error}") from None
     if not (isinstance(found, type) and is_dataclass(found)):
@@ -346,6 +356,8 @@ def _top_fields() -> list[str]:
 
 
 def _name_of(section: str, cls: type) -> str:
+    if source := getattr(cls, "source", ""):  # an own function: several may have one __qualname__
+        return source
     for name, target in REGISTRIES[section].items():
         if target is cls or target == f"{cls.__module__}:{cls.__qualname__}":
             return name

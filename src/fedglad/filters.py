@@ -141,7 +141,7 @@ class TrimmedMean(Filter):
             raise ValueError(f"TrimmedMean(beta={self.beta!r}): must be in [0, 0.5)")
 
     def trim(self, n: int) -> int:
-        return math.floor(self.beta * n + 1e-9)  # 0.3 * 10 is 3, not 2.9999
+        return min(math.floor(self.beta * n + 1e-9), (n - 1) // 2)  # 0.3 * 10 is 3, not 2.9999
 
 
 @dataclass(frozen=True, kw_only=True)

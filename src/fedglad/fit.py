@@ -16,7 +16,18 @@ def check(model: nn.Module, data: Federation, name: str, settings: Any = None) -
 
     `settings` are those that built the model: what to set in them is named, if that is enough.
     """
+    if lacking := [
+        name for name in ("clients", "size", "client", "test") if not hasattr(data, name)
+    ]:
+        raise ValueError(
+            f"the data is a {type(data).__name__} without {', '.join(lacking)}: it needs clients, "
+            "size(k), client(k) -> (x, y) and test() -> (x, y)"
+        )
     x, y = data.test()
+    if y.is_floating_point() and y[:1].numel() > 1:
+        raise ValueError(
+            f"the data's targets are {tuple(y.shape[1:])} numbers each: a sample needs one label"
+        )
     if not len(y):
         raise ValueError("the data's test set is empty")
     classes = _classes(y, data)

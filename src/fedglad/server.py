@@ -240,7 +240,8 @@ class Server:
                 slots = {name: slot[span] for name, slot in self._slots.items()}
                 self.optimizer.step(self._theta[span], taken.mean[span], s, slots, self.round)
             if factors.shrink is not None:
-                shrink = factors.shrink[self._groups.index].tolist()
+                moved = taken.sq.any(axis=0)  # a frozen tensor stays as it is
+                shrink = np.where(moved, factors.shrink[self._groups.index], 1.0).tolist()
                 for span, s in stretches(block, shrink):
                     self._theta[span].mul_(s)
         if shift is not None:

@@ -81,3 +81,21 @@ def test_mistakes_are_told_in_a_sentence(args: tuple[str, ...], said: str):
     assert said in " ".join(told.output.split())
     assert told.exit_code == 2
     assert "Traceback" not in told.output
+
+
+class Unlabelled:
+    clients = 2
+
+
+def raising() -> None:
+    raise KeyError("no such table")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("Unlabelled", "the data has no labels(k)"), ("raising", "KeyError: 'no such table'")],
+)
+def test_own_data_that_cannot_be_drawn(name: str, said: str):
+    told = show(f"{__name__}:{name}")
+    assert told.exit_code == 2
+    assert said in " ".join(told.output.split())

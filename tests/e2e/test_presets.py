@@ -87,3 +87,9 @@ def test_the_papers_local_recipe(preset: str):
     assert config.sections["sampler"].clients_per_round == 10
     assert config.sections["data"].clients == tree["data"]["clients"] == 100
     assert (config.sections["adapter"].gamma, config.sections["adapter"].beta) == (0.02, 0.9)
+
+
+@pytest.mark.parametrize("preset", ["mnist", "cifar10"])
+def test_centralised_training_takes_whole_steps(preset: str):
+    _, config = load(preset, {"data.partition": "centralised"})
+    assert config.sections["server"].lr == 1.0

@@ -416,3 +416,12 @@ def require_healthy(factors: Factors, state: State) -> None:
         assert np.isfinite(values).all()
     assert (factors.scale >= 0).all()
     assert ((shrink >= 0) & (shrink <= 1)).all()
+
+
+def test_fedlws_leaves_a_frozen_tensor_as_it_is():
+    model = {"a": torch.ones(2), "frozen": torch.ones(2)}
+    server = Server(model, adapter=FedLWS())
+    record = server.step([{"a": torch.tensor([g, 1.0]), "frozen": torch.zeros(2)} for g in (1, 2)])
+    assert record.stepped
+    assert torch.equal(server.params["frozen"], torch.ones(2))
+    assert not torch.equal(server.params["a"], torch.ones(2) - torch.tensor([1.5, 1.0]))

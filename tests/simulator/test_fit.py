@@ -120,8 +120,11 @@ def test_a_label_that_only_clients_have_counts():
 
 def test_targets_that_are_no_labels_need_no_number_of_classes():
     data = tiny_data(5, 5, 5, 5, 5)
-    data.test_y = torch.rand(20, 3)
+    data.test_y = torch.rand(20)
     assert load("digits")[1].plan(model=nn.Linear(64, 3), data=data)
+    data.test_y = torch.rand(20, 3)  # accuracy would mean nothing
+    with pytest.raises(ValueError, match="a sample needs one label"):
+        load("digits")[1].plan(model=nn.Linear(64, 3), data=data)
 
 
 def test_an_empty_test_set_is_said():

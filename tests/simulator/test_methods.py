@@ -333,7 +333,7 @@ def test_a_samplers_own_weights_are_not_replaced(sampler: str, weighting: str):
 
 
 def test_a_robust_mean_knows_nothing_of_what_a_sampler_keeps():
-    with pytest.raises(ConfigError, match=r"Median ignores weights, .* use another sampler"):
+    with pytest.raises(ConfigError, match=r"Median ignores weights, .* use sampler.name = uniform"):
         load("digits", {"sampler.name": "optimal", "filter.name": "median"})
 
 
@@ -371,3 +371,23 @@ def test_a_wrong_number_of_clients_is_told_before_the_first_round():
     config = Config.of({"client": {"name": "feddyn", "clients": 9}})
     with pytest.raises(ValueError, match=r"FedDyn\(clients=9\): there are 8 in the data"):
         Simulation(config.plan(model=model(), data=tiny_data(*SIZES)))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"filter.name": "multi-krum", "filter.f": 3}, "needs at least 9 updates, got 5"),
+        ({"filter.name": "multi-krum", "filter.m": 50}, "needs at least 51 updates, got 5"),
+        ({"sampler.name": "md", "filter.name": "median"}, "ignores weights"),
+        ({"sampler.name": "clustered", "filter.name": "trimmed-mean"}, "ignores weights"),
+    ],
+)
+def test_what_could_never_step_is_refused_before_the_run(given: dict[str, Any], said: str):
+    with pytest.raises(ConfigError, match=said):
+        load("digits", {"adapter.name": "none", **given})
+
+
+def test_the_way_back_from_a_method_with_fixed_settings(tmp_path: Path):
+    path = tmp_path / "f.toml"
+    path.write_text(load("digits", {"client.name": "fedsgd"})[1].to_toml())
+    assert load(path, {"client.name": "plain"})[1].sections["client"].batch_size == 64

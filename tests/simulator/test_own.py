@@ -1,5 +1,6 @@
 """A user's own model and data by name: a class, or a function whose arguments are settings."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,8 @@ def test_own_data_and_own_model_run_as_they_do_as_objects():
         ({"model.name": f"{HERE}:alone"}, "its argument 'width' has no name"),
         ({"data.name": f"{HERE}:few"}, "data.clients is missing: it has no default"),
         ({"client.name": f"{HERE}:wide"}, "is not a dataclass"),
+        ({"model.name": f"{HERE}:named"}, "its argument 'name' has a name that is taken"),
+        ({"model.name": f"{HERE}:building"}, "its argument 'build' has a name that is taken"),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(given: dict[str, Any], said: str):
@@ -115,6 +118,79 @@ def test_a_factory_that_fails_is_named(name: str, said: str):
     with pytest.raises(ConfigError, match=f"model.name = '{HERE}:{name}'") as caught:
         load("digits", {"model.name": f"{HERE}:{name}"})[1].plan()
     assert said in str(caught.value)
+
+
+def made(width: int) -> Any:
+    def build() -> nn.Module:
+        return wide(width)
+
+    return build
+
+
+small, large = made(3), made(4)  # of one __qualname__
+
+
+def test_a_function_goes_by_the_name_it_was_asked_for():
+    configs = [load("digits", {"model.name": f"{HERE}:{name}"})[1] for name in ("small", "large")]
+    assert [c.to_dict()["model"]["name"] for c in configs] == [f"{HERE}:small", f"{HERE}:large"]
+    assert configs[0].hash() != configs[1].hash()
+    again = Config.of(configs[0].to_dict()).plan().model
+    assert sum(p.numel() for p in again.parameters()) == 64 * 3 + 3 + 3 * 10 + 10
+
+
+def test_a_configuration_with_own_functions_can_be_pickled():
+    given = {"model.name": f"{HERE}:small", "data.name": f"{HERE}:few", "data.clients": 6}
+    config = load("digits", given)[1]
+    assert pickle.loads(pickle.dumps(config)).to_dict() == config.to_dict()
+
+
+def layered(hidden: list[int] = [32], act: nn.Module | None = None) -> nn.Module:  # noqa: B006
+    return wide(hidden[0])
+
+
+def test_lists_and_types_that_no_file_can_hold():
+    config = load("digits", {"model.name": f"{HERE}:layered", "model.hidden": [5]})[1]
+    assert config.plan().model[1].out_features == 5  # pyright: ignore
+    assert load("digits", {"model.name": f"{HERE}:layered"})[1].sections["model"].hidden == [32]
+
+
+def named(name: str = "x") -> nn.Module:
+    return wide()
+
+
+def building(build: int = 1) -> nn.Module:
+    return wide()
+
+
+def a_tuple() -> Any:
+    return 1, 2
+
+
+class Numbers:
+    """Ten numbers to meet instead of one label."""
+
+    clients = 2
+
+    def size(self, k: int) -> int:
+        return 4
+
+    def client(self, k: int) -> tuple[Tensor, Tensor]:
+        return torch.zeros(4, 64), torch.zeros(4, 10)
+
+    def test(self) -> tuple[Tensor, Tensor]:
+        return self.client(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("a_tuple", "the data is a tuple without clients, size, client, test"),
+        ("Numbers", r"targets are \(10,\) numbers each: a sample needs one label"),
+    ],
+)
+def test_data_of_the_wrong_kind_is_told_before_the_run(name: str, said: str):
+    with pytest.raises(ValueError, match=said):
+        load("digits", {"data.name": f"{HERE}:{name}"})[1].plan()
 
 
 def nothing() -> None:
@@ -268,3 +344,10 @@ def test_an_own_file_in_the_working_folder(tmp_path: Path):
     text = (tmp_path / "run" / "config.toml").read_text()
     assert 'name = "mine:model"' in text
     assert "hidden = 8" in text
+    swept = cli(
+        *("sweep", "digits", "--set", "model.name=mine:model", "--grid", "model.hidden=4,8"),
+        *("--set", "rounds=2", "--out", tmp_path / "runs"),
+        cwd=tmp_path,
+    )
+    assert swept.returncode == 0, swept.stderr
+    assert "model.hidden=4" in swept.stdout

@@ -44,6 +44,7 @@ class Work:
 
 def fetch(recipe: Recipe, work: Work, *, folder: Path | None = None, via: str | None = None) -> str:
     """Brings all raw files, verified, into `work.raw`; returns the source that completed them."""
+    check_wish(recipe, folder, via)
     failed: list[str] = []
     for label, bring in _sources(recipe, folder, via):
         try:
@@ -61,23 +62,35 @@ def fetch(recipe: Recipe, work: Work, *, folder: Path | None = None, via: str | 
     )
 
 
-def _sources(
-    recipe: Recipe, folder: Path | None, via: str | None
-) -> Iterator[tuple[str, Callable[[Recipe, Work], None]]]:
-    """What is asked, in order, each with what people read of it."""
+def check_wish(recipe: Recipe, folder: Path | None, via: str | None) -> None:
+    """Raises for a way that there is not, whether or not the set is here."""
     ways = ("folder", *dict.fromkeys(place.kind for place in recipe.places))
     if via is not None and via not in ways:
         raise DataError(f"{recipe.name} does not come via {via!r}: choose from {', '.join(ways)}")
     if folder is not None and via not in (None, "folder"):
         raise DataError(f"--from {folder} and --via {via} exclude each other: leave one out")
-    named = os.environ.get(VARIABLE)
-    if via == "folder" and folder is None and not named:
+    if via == "folder" and folder is None and not os.environ.get(VARIABLE):
         raise DataError(f"--via folder needs a folder: name it with --from DIR or {VARIABLE}")
+
+
+def expanded(given: str, variable: str) -> Path:
+    """A folder that an environment variable names, ~ resolved."""
+    try:
+        return Path(given).expanduser()
+    except RuntimeError as error:
+        raise DataError(f"{variable}={given}: {error}") from None
+
+
+def _sources(
+    recipe: Recipe, folder: Path | None, via: str | None
+) -> Iterator[tuple[str, Callable[[Recipe, Work], None]]]:
+    """What is asked, in order, each with what people read of it."""
+    named = os.environ.get(VARIABLE)
     if folder is not None:
         yield str(folder), partial(_from_folder, folder)
         return
     if named and via in (None, "folder"):
-        yield f"{VARIABLE}={named}", partial(_from_folder, Path(named).expanduser())
+        yield f"{VARIABLE}={named}", partial(_from_folder, expanded(named, VARIABLE))
     for place in recipe.places:
         if via in (None, place.kind):
             yield place.label, partial(_from_place, place)

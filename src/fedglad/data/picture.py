@@ -22,9 +22,11 @@ MOST = 1000  # clients in a PNG: more columns than that are narrower than a pixe
 
 def class_counts(federation: Federation) -> np.ndarray:
     """How many samples of each class (columns) each client (rows) has."""
+    if not hasattr(federation, "labels"):
+        raise ValueError("the data has no labels(k): there are no classes to draw")
     found = [federation.labels(k) for k in range(federation.clients)]
     known = [row for row in found if row is not None]
-    if len(known) < len(found) or not federation.classes:
+    if len(known) < len(found) or not getattr(federation, "classes", len(known[0])):
         raise ValueError("the targets are not labels: there are no classes to count")
     return np.stack(known)
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from fedglad.data.fetch import Work, fetch
+from fedglad.data.fetch import Work, check_wish, expanded, fetch
 from fedglad.data.sources import DataError, Progress, Recipe, find
 
 VARIABLE = "FEDGLAD_CACHE"
@@ -65,7 +65,7 @@ class Quiet:
 def cache_folder() -> Path:
     """Where all sets lie."""
     if given := os.environ.get(VARIABLE):
-        return Path(given).expanduser().absolute()
+        return expanded(given, VARIABLE).absolute()
     from platformdirs import user_cache_path
 
     return user_cache_path("fedglad", appauthor=False)
@@ -103,7 +103,9 @@ def get(
     A set that is there is left as it is, unless it is damaged or `force` asks for a new copy, which
     takes its place once it is complete.
     """
-    return _get(find(name), folder, via, progress or Quiet(), force=force)
+    recipe = find(name)
+    check_wish(recipe, folder, via)
+    return _get(recipe, folder, via, progress or Quiet(), force=force)
 
 
 def entry_of(name: str) -> Entry | None:
