@@ -38,13 +38,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": TRAINING | {"combine", "simulation", "data", "models", "presets", "checked", "fit"},
     "runs": TRAINING | {"simulation", "config", "checkpoint"},
     "catalogue": {"config"},
-    "compare": {"config", "runs"},
-    "sweep": TRAINING | {"config", "runs", "compare"},
-    "terminal": {"records", "runs", "compare", "sweep"},
+    "curves": set(),
+    "control": {"adapters", "layout", "checkpoint", "config", "runs"},
+    "compare": {"config", "runs", "control", "curves"},
+    "sweep": TRAINING | {"config", "runs", "compare", "control"},
+    "tune": {"config", "runs", "compare", "sweep"},
+    "terminal": {"records", "runs", "compare", "sweep", "tune"},
     "cli_data": {"config", "data", "terminal"},
+    "paper": {"config", "presets", "runs", "compare", "sweep", "checkpoint", "data", "engines"},
+    "cli_paper": {"cli_data", "compare", "paper", "runs", "sweep", "terminal"},
     "cli": TRAINING
     | {"simulation", "presets", "config", "runs", "sweep", "compare", "terminal", "cli_data"}
-    | {"catalogue", "data"},
+    | {"catalogue", "data", "tune", "paper", "cli_paper"},
     "__main__": {"cli"},
     "__init__": {"adapters", "records", "server", "validate", "config"},
 }

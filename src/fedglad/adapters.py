@@ -202,8 +202,9 @@ class Pooled(Relative):
 
     P is unbiased for ‖g_c‖² in an endless population, P_N in one of N from which r are drawn
     without replacement with equal weights; an unknown N counts as endless, and a sampler that may
-    draw a client twice (md, clustered) leaves a small bias. P̄ and E start as the first P_N and x. P̄ ≤ 0: s = 1. Updates that are all zero or cancel, and a cohort of one client
-    (or of one with all but 1/2000 of the weight), leave P̄ as it is. A rule of our own.
+    draw a client twice (md, clustered) leaves a small bias. P̄ and E start as the first P_N and x.
+    P̄ ≤ 0: s = 1. Updates that are all zero or cancel, and a cohort of one client (or of one with
+    all but 1/2000 of the weight), leave P̄ as it is. A rule of our own.
     """
 
     compares: ClassVar[bool] = True

@@ -156,9 +156,7 @@ def require_same_layout(saved: list[list[Any]], own: list[list[Any]]) -> None:
     if len(saved) != len(own):
         more, whose = (saved, "the saved state") if len(saved) > len(own) else (own, "this model")
         extra = more[min(len(saved), len(own))]
-        raise OtherModel(
-            f"the saved state is of another model: only {whose} has {_tensor(extra)}"
-        )
+        raise OtherModel(f"the saved state is of another model: only {whose} has {_tensor(extra)}")
 
 
 def _tensor(described: list[Any]) -> str:

@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from contextlib import closing
+from collections.abc import Generator
+from contextlib import closing, contextmanager
 from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,15 +14,28 @@ from rich.markup import escape
 
 from fedglad import compare as comparing
 from fedglad import sweep as sweeping
+from fedglad import tune as tuning
 from fedglad.catalogue import rows
 from fedglad.cli_data import app as data_app
 from fedglad.cli_data import bring
+from fedglad.cli_paper import app as paper_app
 from fedglad.compare import CompareError
 from fedglad.config import ConfigError, find, load, parse_value
 from fedglad.data import partition as partitions
+from fedglad.paper.experiments import EXPERIMENTS
 from fedglad.presets import PRESETS
 from fedglad.runs import Interrupted, Run, RunError, execute, make_folder
-from fedglad.terminal import ShowRun, ShowSweep, complain, console, error, show_comparison, warn
+from fedglad.terminal import (
+    ShowRun,
+    ShowSweep,
+    complain,
+    console,
+    error,
+    show_comparison,
+    show_tuning,
+    training_loss,
+    warn,
+)
 
 app = typer.Typer(
     help="Federated learning that knows when to trust a round.",
@@ -29,6 +43,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data_app, name="data")
+app.add_typer(paper_app, name="paper")
 
 LISTS = {
     "presets": "",
@@ -42,6 +57,7 @@ LISTS = {
     "filters": "filter",
     "weights": "weighting",
     "engines": "engine",
+    "experiments": "",
 }
 
 
@@ -66,6 +82,11 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key: server.lr=0.5"),
 ]
+Grids = Annotated[
+    list[str] | None,
+    typer.Option("--grid", metavar="KEY=V1,V2", help="Values to go through: server.lr=0.5,1"),
+]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default one a core.")]
 
 
 def _version(wanted: bool) -> None:
@@ -151,43 +172,68 @@ def show_list(
 @app.command()
 def sweep(
     source: Source,
-    grid: Annotated[
-        list[str] | None,
-        typer.Option("--grid", metavar="KEY=V1,V2", help="Values to go through: seed=1,2,3"),
-    ] = None,
+    grid: Grids = None,
     set_: Settings = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time; by default one a core.")
-    ] = None,
+    jobs: Jobs = None,
+    control: Annotated[
+        bool,
+        typer.Option("--control", help="Run each adaptive rule also at its constant mean factor."),
+    ] = False,
     out: Annotated[Path, typer.Option(help="The folder of the runs' folders.")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON only.")] = False,
 ) -> None:
     """Run every combination of the grids that is missing, and compare them."""
-    tasks: list[sweeping.Task] = []
-    ends: dict[Path, sweeping.Event] = {}
-    try:
+    with _mistakes():
         tasks = sweeping.tasks(source, grid or [], _settings(set_ or []), out)
         for task in tasks:  # before they wait for each other
             bring(task.config)
         make_folder(out)
-        with (
-            ShowSweep(tasks, quiet=as_json) as show,
-            closing(sweeping.sweep(tasks, jobs=jobs or os.cpu_count() or 1)) as events,
-        ):
-            for event in events:
-                show.event(event)
-                ends |= {event.task.folder: event} if event.what in sweeping.ENDS else {}
-    except Interrupted as stopped:
-        done = sum(event.what in sweeping.DONE for event in ends.values())
-        complain.print(f"{done} of {len(tasks)} runs are finished; {escape(str(stopped))}")
-        raise typer.Exit(130) from None
-    except (ConfigError, RunError, OSError) as mistake:
-        error(str(mistake))
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        complain.print("stopped at once; go on from the last checkpoints with the same command")
-        raise typer.Exit(130) from None
-    _conclude([ends[task.folder] for task in tasks], as_json=as_json)
+        if control and not any(map(sweeping.has_control, tasks)):
+            warn("--control adds nothing: no run has an adaptive rule")
+        start = sweeping.controlled if control else sweeping.sweep
+        show = ShowSweep(tasks, quiet=as_json, control=control)
+        ends = _follow(start(tasks, jobs=jobs or os.cpu_count() or 1), show)
+    order = [task.folder for task in tasks]
+    ends.sort(key=lambda event: order.index((event.task.rule or event.task).folder))
+    _conclude(ends, as_json=as_json)
+
+
+@app.command()
+def tune(
+    source: Source,
+    grid: Grids = None,
+    set_: Settings = None,
+    share: Annotated[float, typer.Option(help="Which share of the rounds is run.")] = tuning.SHARE,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="How many to try; by default the whole grid.")
+    ] = None,
+    jobs: Jobs = None,
+    out: Annotated[Path, typer.Option(help="The folder of the study and its runs.")] = Path(
+        "runs/tune"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON only.")] = False,
+) -> None:
+    """Choose settings by the mean training loss of the first rounds, as the paper does."""
+    with _mistakes():
+        plan = tuning.plan(source, grid or [], _settings(set_ or []), out, share=share)
+        for task in plan.tasks:
+            bring(task.config)
+        wanted = min(trials or len(plan.tasks), len(plan.tasks))
+        show = ShowSweep(plan.tasks, quiet=as_json, runs=wanted, result=training_loss)
+        _follow(tuning.tune(plan, trials=trials, jobs=jobs or os.cpu_count() or 1), show)
+        found = tuning.result(plan)
+    if as_json:
+        sys.stdout.write(json.dumps(found.to_dict(), indent=2) + "\n")
+    else:
+        console.print()
+        show_tuning(found)
+    failed = [trial for trial in found.trials if trial.status == "failed"]
+    for trial in failed:
+        error(f"{comparing.label(trial.settings)}: {trial.reason}  (log: {trial.folder}/log.txt)")
+    if found.best is None:
+        error("no trial has a score: all diverged or failed")
+    if failed or found.best is None:
+        raise typer.Exit(1)
 
 
 @app.command("compare")
@@ -201,11 +247,16 @@ def show_compare(
             "else the first."
         ),
     ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw accuracy and GSI by round to this file.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON only.")] = False,
 ) -> None:
     """Compare finished runs: mean and spread over the seeds, and paired differences."""
     try:
         found = comparing.compare(runs, metric=metric, baseline=baseline)
+        if plot:
+            found.plot(plot)
     except CompareError as mistake:
         error(str(mistake))
         raise typer.Exit(2) from None
@@ -219,6 +270,8 @@ def _listed(kind: str) -> dict[str, str]:
     """Everything of a kind in a line, with its reference."""
     if kind == "presets":
         return {name: preset.about for name, preset in PRESETS.items()}
+    if kind == "experiments":
+        return {name: found.about for name, found in EXPERIMENTS.items()}
     if kind == "partitions":
         return {n: (c.__doc__ or "").splitlines()[0] for n, c in partitions.REGISTRY.items()}
     return {row.name: row.line for row in rows(LISTS[kind])}
@@ -256,6 +309,34 @@ def _finish(run: Run, *, as_json: bool, new: bool) -> None:
         raise typer.Exit(1)
 
 
+@contextmanager
+def _mistakes() -> Generator[None]:
+    """A user's mistake, or second Ctrl-C, is a message and an exit code."""
+    try:
+        yield
+    except (ConfigError, RunError, OSError) as mistake:
+        error(str(mistake))
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        complain.print("stopped at once; go on from the last checkpoints with the same command")
+        raise typer.Exit(130) from None
+
+
+def _follow(events: Generator[sweeping.Event], show: ShowSweep) -> list[sweeping.Event]:
+    """Shows what happens, to the end; how each run ended."""
+    ends: list[sweeping.Event] = []
+    try:
+        with show, closing(events):
+            for event in events:
+                show.event(event)
+                ends += [event] if event.what in sweeping.ENDS else []
+    except Interrupted as stopped:
+        done = sum(event.what in sweeping.DONE for event in ends)
+        complain.print(f"{done} of {show.runs} runs are finished; {escape(str(stopped))}")
+        raise typer.Exit(130) from None
+    return ends
+
+
 def _conclude(ends: list[sweeping.Event], *, as_json: bool) -> None:
     """The table of what is finished, what failed and why; exit code 1 if anything did."""
     good = [event.task.folder for event in ends if event.what in sweeping.DONE]
@@ -276,7 +357,7 @@ def _conclude(ends: list[sweeping.Event], *, as_json: bool) -> None:
         show_comparison(found)
     for event in bad:
         where = f"  (log: {_log(event)})" if _log(event) else ""
-        error(f"{comparing.label(event.task.settings)}: {event.reason}{where}")
+        error(f"{event.task.label}: {event.reason}{where}")
     if bad:
         raise typer.Exit(1)
 
@@ -284,6 +365,8 @@ def _conclude(ends: list[sweeping.Event], *, as_json: bool) -> None:
 def _told(event: sweeping.Event) -> dict[str, Any]:
     task = event.task
     told = {"folder": str(task.folder), "settings": task.settings, "status": event.what}
+    if task.rule:
+        told |= {"label": task.label, "control_of": str(task.rule.folder)}
     return told | ({"reason": event.reason, "log": _log(event)} if event.reason else {})
 
 

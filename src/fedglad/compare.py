@@ -4,21 +4,22 @@ import json
 import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, TypeGuard
 
 from fedglad.config import ConfigError, find
+from fedglad.control import rules
+from fedglad.curves import METRICS, Curve, Line, Rounds, Stability, curve, plot, slim, stability
 from fedglad.runs import Run, RunError
 
 SEEDS = ("seed", "data.seed")
-"""What repetitions of a run differ in; all other keys tell groups apart, but those of engines that
-give the same bits."""
+"""What repetitions differ in; all other keys tell groups apart, but those of exact engines."""
 
-METRIC = "last10_accuracy"
-FINAL = "final_accuracy"
+METRIC, FINAL = "last10_accuracy", "final_accuracy"
 KEYS = 4  # in a label, if so many tell the groups apart
+CONTROL = "control"  # among an entry's settings: they are those of the rule that it is one of
 
 Seed = tuple[Any, ...]
 
@@ -29,12 +30,17 @@ class CompareError(ValueError):
 
 @dataclass(frozen=True)
 class Entry:
-    """A finished run: its settings with dotted keys, and its values of SEEDS."""
+    """A finished run: its settings with dotted keys, and its values of SEEDS.
+
+    A control has its own constant `factor` and the settings of its rule, with CONTROL among them.
+    """
 
     folder: Path
     settings: Mapping[str, Any]
     seed: Seed
     summary: Mapping[str, Any]
+    rounds: Rounds
+    factor: float | None = None
 
     @property
     def key(self) -> str:
@@ -65,7 +71,11 @@ class Difference:
 
 @dataclass(frozen=True)
 class Group:
-    """Repetitions of one configuration; `config` has all keys in which the groups differ."""
+    """Repetitions of one configuration; `config` has all keys in which the groups differ.
+
+    Controls have the label of their rule in `control_of` and their constants in `factors`; the rule
+    has its difference to them in `over_control`.
+    """
 
     label: str
     config: dict[str, Any]
@@ -76,6 +86,11 @@ class Group:
     std: float | None
     final_mean: float
     difference: Difference | None = None
+    control_of: str | None = None
+    factors: list[float] | None = None
+    over_control: Difference | None = None
+    stability: Stability | None = None
+    curves: dict[str, Curve] | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +105,16 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON types."""
         return asdict(self)
+
+    def plot(self, path: Path) -> None:
+        """Accuracy and GSI over the rounds, by group."""
+        lines = [Line(group.label, **group.curves) for group in self.groups if group.curves]
+        if not lines:
+            raise CompareError("there are no rounds to plot: the runs have only a summary")
+        try:
+            plot(lines, path)
+        except ValueError as error:
+            raise CompareError(str(error)) from None
 
 
 def compare(
@@ -109,7 +134,7 @@ def compare(
             notes.append(f"{entry.folder} is left out: the same configuration as {first}")
         else:
             cell[entry.seed] = entry
-    parts = list(cells.values())
+    parts = [dict(sorted(cell.items(), key=_order)) for cell in cells.values()]
     settings = [next(iter(cell.values())).settings for cell in parts]
     configs = _differing(settings)
     labels = _labels(configs)
@@ -124,7 +149,11 @@ def compare(
         if reason:
             notes.append(f"{labels[k]} is not paired with {labels[base]}: {reason}")
         paired = {} if k == base or reason else parts[base]
-        groups.append(_group(labels[k], configs[k], parts[k], paired, metric))
+        own = next((o for o, found in enumerate(settings) if _controls(found, settings[k])), None)
+        group = _group(labels[k], configs[k], parts[k], paired, metric)
+        if own is not None and not _unpaired(parts[own], parts[k]):
+            group = replace(group, over_control=_difference(parts[k], parts[own], metric))
+        groups.append(group)
         lengths |= {settings[k].get("rounds"): None} if k == base or paired else {}
     if len(lengths) > 1:
         own, *others = map(str, lengths)
@@ -138,10 +167,12 @@ def label(settings: Mapping[str, Any]) -> str:
     >>> label({"adapter.name": "glad", "adapter.gamma": 0.02})
     'adapter.name=glad adapter.gamma=0.02'
     """
-    return " ".join(
-        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
-        for key, value in settings.items()
-    )
+    return " ".join(f"{key}={shown(value)}" for key, value in settings.items())
+
+
+def shown(value: Any) -> str:
+    """A value as the command line takes it."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
@@ -191,17 +222,22 @@ def _expand(path: Path) -> list[Path]:
 
 def _read(folders: Iterable[Path]) -> tuple[list[Entry], list[str]]:
     """The finished runs, and a note for each of the others."""
-    entries: list[Entry] = []
-    notes: list[str] = []
+    entries, notes = list[Entry](), list[str]()
     for folder in {path.resolve(): path for path in folders}.values():
         config, summary = _config(folder), _summary(folder)
         if summary is None:
             rounds = f"{len(Run(folder).rounds())} of {config.get('rounds', '?')} rounds"
             notes.append(f"{folder} is left out: unfinished, {rounds}")
             continue
-        flat = _flat(config | {"engine": _engine(config), "format": _format(summary)})
-        seed = tuple(flat.pop(key, None) for key in SEEDS)
-        entries.append(Entry(folder, flat, seed, summary))
+        config |= {"engine": _engine(config), "format": _format(summary)}
+        adapter, rounds = config.get("adapter", {}), slim(Run(folder).rounds())
+        flats = [
+            (_flat({**config, "adapter": rule, CONTROL: True}), adapter["value"])
+            for rule in rules(folder, adapter)
+        ]
+        for flat, factor in flats or [(_flat(config), None)]:
+            seed = tuple(flat.pop(key, None) for key in SEEDS)
+            entries.append(Entry(folder, flat, seed, summary, rounds, factor))
         if skipped := Run(folder).skipped:
             notes.append(f"{folder}: {skipped}")
     if not entries:
@@ -255,12 +291,13 @@ def _differing(all_settings: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
     What another class has for its fields says nothing: its name stands for them.
     """
     found: list[dict[str, Any]] = []
+    named = ["adapter.name"] if any(CONTROL in settings for settings in all_settings) else []
     for settings in all_settings:
         told: dict[str, Any] = {}
         for key in sorted(settings, key=lambda key: (key[-5:] != ".name", key.partition(".")[0])):
             name = f"{key.partition('.')[0]}.name"
             alike = [s for s in all_settings if key == name or s.get(name) == settings.get(name)]
-            if any(s.get(key) != settings[key] for s in alike):
+            if key in named or any(s.get(key) != settings[key] for s in alike):
                 told[key] = settings[key]
         found.append(told)
     return found
@@ -269,8 +306,10 @@ def _differing(all_settings: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _labels(configs: list[dict[str, Any]]) -> list[str]:
     """Each with its first KEYS keys, or as many as it takes to tell it from the others."""
 
-    def text(config: dict[str, Any], keys: int) -> str:
+    def text(told: dict[str, Any], keys: int) -> str:
+        config = {key: value for key, value in told.items() if key != CONTROL}
         shown = label(dict(list(config.items())[:keys]))
+        shown = f"control of {shown}" if CONTROL in told else shown
         return f"{shown} +{len(config) - keys} more" if len(config) > keys else shown
 
     def shortest(k: int) -> str:
@@ -286,7 +325,9 @@ def _labels(configs: list[dict[str, Any]]) -> list[str]:
 def _find(labels: list[str], configs: list[dict[str, Any]], text: str) -> int:
     exact = [k for k, found in enumerate(labels) if found == text]
     matching = exact or [k for k, config in enumerate(configs) if text == label(config)]
-    matching = matching or [k for k, config in enumerate(configs) if text in label(config)]
+    own = [k for k, config in enumerate(configs) if CONTROL not in config]
+    matching = matching or [k for k in own if text in label(configs[k])]
+    matching = matching or [k for k, found in enumerate(labels) if text in found]
     if len(matching) != 1:
         many = "matches no group" if not matching else "matches several groups"
         raise CompareError(f"baseline {text!r} {many}: choose from {'; '.join(labels)}")
@@ -313,6 +354,11 @@ def _group(
     metric: str,
 ) -> Group:
     values = [entry.value(metric) for entry in cell.values()]
+    runs = [entry.rounds for entry in cell.values()]
+    factors = [entry.factor for entry in cell.values() if entry.factor is not None]
+    if CONTROL in config:
+        kept = {k: v for k, v in config.items() if not k.startswith("adapter.") and k != CONTROL}
+        config = {"adapter.name": "fixed", **kept}
     return Group(
         label=name,
         config=config,
@@ -323,13 +369,26 @@ def _group(
         std=stdev(values) if len(values) > 1 else None,
         final_mean=fmean(entry.value(FINAL) for entry in cell.values()),
         difference=_difference(cell, base, metric) if base else None,
+        control_of=name.removeprefix("control of ") if factors else None,
+        factors=factors or None,
+        stability=stability(runs),
+        curves={k: curve(runs, key) for k, key in METRICS.items()} if all(runs) else None,
     )
+
+
+def _controls(settings: Mapping[str, Any], rule: Mapping[str, Any]) -> bool:
+    """Whether the first are those of a control of the second."""
+    return CONTROL in settings and {**rule, CONTROL: True} == settings and CONTROL not in rule
 
 
 def _difference(cell: Mapping[Seed, Entry], base: Mapping[Seed, Entry], metric: str) -> Difference:
     common = [seed for seed in cell if seed in base]
     values = [cell[seed].value(metric) - base[seed].value(metric) for seed in common]
     return Difference([_named(s) for s in common], values, fmean(values), interval(values))
+
+
+def _order(repetition: tuple[Seed, Entry]) -> list[Any]:  # by seed
+    return [(type(value).__name__, value) for value in repetition[0]]
 
 
 def _named(seed: Seed) -> dict[str, Any]:

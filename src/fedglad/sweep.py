@@ -6,8 +6,8 @@ import signal
 import threading
 import traceback
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 from multiprocessing import forkserver
@@ -19,6 +19,7 @@ import torch
 
 from fedglad.compare import label
 from fedglad.config import Config, ConfigError, load, parse_value
+from fedglad.control import adaptive, at_constant, mark, mean_factor
 from fedglad.engines.local import Local
 from fedglad.engines.serial import Serial
 from fedglad.records import Round
@@ -27,12 +28,24 @@ from fedglad.runs import Interrupted, Run, RunError, execute, patient
 
 @dataclass(frozen=True)
 class Task:
-    """One configuration of a sweep, its folder, and what the grids set in it."""
+    """One configuration of a sweep, its folder, what the grids set; of a control, its rule."""
 
     name: str
     config: Config
     folder: Path
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    rule: "Task | None" = None
+
+    @property
+    def label(self) -> str:
+        """Its settings in one line: `seed=1 control of adapter.name=glad`."""
+        if self.rule is None:
+            return label(self.settings)
+        name = self.rule.config.to_dict()["adapter"]["name"]
+        parts: list[dict[str, Any]] = [{}, {"adapter.name": name}]
+        for key, value in self.rule.settings.items():
+            parts[key.startswith("adapter.")][key] = value
+        return f"{label(parts[0])} control of {label(parts[1])}".lstrip()
 
     @property
     def finished(self) -> bool:
@@ -62,6 +75,9 @@ STDOUT, STDERR = 1, 2
 DONE = ("kept", "finished")
 ENDS = (*DONE, "failed", "stopped")
 
+Then = Callable[[Event], Iterable[Task]]
+"""Called at each task's end: what is to be run because of it."""
+
 
 def tasks(
     source: str | Path, grids: Sequence[str], overrides: Mapping[str, Any], out: Path
@@ -70,7 +86,7 @@ def tasks(
 
     Configurations that are the same, apart from the engine, are one task.
     """
-    values = _parse(grids)
+    values = parse_grids(grids)
     if both := sorted(values.keys() & overrides.keys()):
         raise ConfigError(f"{both[0]!r} is both set and in a grid: leave one of them out")
     found: dict[Path, Task] = {}
@@ -85,7 +101,7 @@ def tasks(
     return list(found.values())
 
 
-def sweep(tasks: Sequence[Task], *, jobs: int = 1) -> Generator[Event]:
+def sweep(tasks: Sequence[Task], *, jobs: int = 1, then: Then | None = None) -> Generator[Event]:
     """Runs what is missing, in order and at most `jobs` at a time, and tells what happens.
 
     Finished runs are kept, unfinished ones go on from their checkpoint, and a run that fails does
@@ -93,11 +109,20 @@ def sweep(tasks: Sequence[Task], *, jobs: int = 1) -> Generator[Event]:
     is raised. A second one ends them at once.
     """
     missing, running, cut = deque[Task](), list[_Job](), False
-    for task in tasks:
-        if task.finished:
-            yield Event(task, "kept")
-        else:
-            missing.append(task)
+
+    def take(new: Iterable[Task]) -> Iterator[Event]:
+        """Tells of those that are there already, and notes the others."""
+        waiting = deque(new)
+        while waiting:
+            task = waiting.popleft()
+            if task.finished:
+                event = Event(task, "kept")
+                yield event
+                waiting.extend(then(event) if then else ())
+            else:
+                missing.append(task)
+
+    yield from take(tasks)
     with patient() as asked_to_stop:
         try:
             while running or (missing and not asked_to_stop()):
@@ -107,11 +132,54 @@ def sweep(tasks: Sequence[Task], *, jobs: int = 1) -> Generator[Event]:
                 for event in _listen(running, stop=asked_to_stop()):
                     cut = cut or event.what == "stopped"
                     yield event
+                    if then and event.what in ENDS:
+                        yield from take(then(event))
         finally:
             for job in running:
                 job.end(patience=0)
         if asked_to_stop() and (missing or cut):
             raise Interrupted("stopped, all saved: go on with the same command")
+
+
+def controlled(tasks: Sequence[Task], *, jobs: int = 1) -> Generator[Event]:
+    """A sweep in which each run of an adaptive rule is followed by its control."""
+    lost: list[Event] = []
+
+    def then(event: Event) -> list[Task]:
+        rule = event.task
+        if event.what not in DONE or not has_control(rule):
+            return []
+        try:
+            return [control(rule)]
+        except (ValueError, RunError, OSError) as error:
+            nowhere = rule.folder.with_name(f"{rule.folder.name}-control")
+            lost.append(
+                Event(replace(rule, folder=nowhere, rule=rule), "failed", reason=str(error))
+            )
+            return []
+
+    with closing(sweep(tasks, jobs=jobs, then=then)) as events:
+        for event in events:
+            yield event
+            yield from lost
+            lost.clear()
+    yield from lost
+
+
+def has_control(task: Task) -> bool:
+    """Whether its rule is adaptive, and it is not a control itself."""
+    return task.rule is None and adaptive(task.config)
+
+
+def control(rule: Task) -> Task:
+    """The run at a constant factor, the mean of a finished rule's own; its folder says so."""
+    factor = mean_factor(rule.folder, rule.config)
+    config = at_constant(rule.config, factor)
+    folder = rule.folder.with_name(f"{rule.name}-{config.hash()}")
+    mark(folder, rule.config, factor)
+    settings = {k: v for k, v in rule.settings.items() if not k.startswith("adapter.")}
+    settings |= {"adapter.name": "fixed", "adapter.value": factor}
+    return Task(rule.name, config, folder, settings, rule)
 
 
 class _Job:
@@ -258,7 +326,7 @@ def _end_with_parent() -> None:
 # ----------------------------------------------------------------------------------------- grids
 
 
-def _parse(grids: Sequence[str]) -> dict[str, list[Any]]:
+def parse_grids(grids: Sequence[str]) -> dict[str, list[Any]]:
     """{key: values} of "KEY=V1,V2" texts."""
     if not grids:
         raise ConfigError("a sweep needs a grid: --grid seed=1,2,3")

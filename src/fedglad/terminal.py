@@ -1,7 +1,8 @@
 """What the commands show: live lines in a terminal, plain ones elsewhere, and tables."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -9,10 +10,11 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedglad.compare import SEEDS, Comparison, Difference, Group, label
+from fedglad.compare import SEEDS, Comparison, Difference, Group, label, shown
 from fedglad.records import Record, Round
 from fedglad.runs import Run
-from fedglad.sweep import ENDS, Event, Task
+from fedglad.sweep import DONE, ENDS, Event, Task, has_control
+from fedglad.tune import Tuning, score
 
 console = Console(highlight=False)
 complain = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -72,10 +74,23 @@ class ShowRun(_Live):
 class ShowSweep(_Live):
     """A line for each running job and one for all; a line for each run that has ended."""
 
-    def __init__(self, tasks: Sequence[Task], *, quiet: bool) -> None:
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        *,
+        quiet: bool,
+        runs: int | None = None,
+        control: bool = False,
+        result: Callable[[Run], str] | None = None,
+    ) -> None:
+        """`runs`: of how many of the tasks; `control`: each adaptive rule has one more run."""
         super().__init__(quiet=quiet)
-        self.left = {task.folder: task.config.rounds for task in tasks}
-        self.runs, self.ended, self.played, self.kept = len(tasks), 0, 0, 0
+        self.control, self.result = control, result or _accuracy
+        controls = sum(map(has_control, tasks)) if control else 0
+        self.runs = (len(tasks) if runs is None else runs) + controls
+        self.usual = fmean(task.config.rounds for task in tasks) if tasks else 0.0
+        self.left: dict[Path, int] = {}  # rounds of those that run
+        self.ended, self.played, self.kept = 0, 0, 0
         self.lines: dict[Path, TaskID] = {}
         self.total = self.progress.add_task("starting", total=None)
 
@@ -96,13 +111,15 @@ class ShowSweep(_Live):
             rounds = event.task.config.rounds
             line = self.progress.add_task(_short(event.task, "starting"), total=rounds)
             self.lines[event.task.folder] = line
+            self.left[event.task.folder] = rounds
         else:
             self._say(event.task, "waits for another process that is at it")
+        waiting = max(0, self.runs - self.ended - len(self.left)) * self.usual
         self.progress.update(
             self.total,
             description=f"{self.ended} of {self.runs} runs",
             completed=self.played,
-            total=self.played + sum(self.left.values()),
+            total=self.played + sum(self.left.values()) + waiting,
         )
 
     def _round(self, task: Task, done: Round) -> None:
@@ -113,11 +130,14 @@ class ShowSweep(_Live):
 
     def _end(self, event: Event) -> None:
         self.ended += 1
-        self.left.pop(event.task.folder)
+        self.left.pop(event.task.folder, None)
+        if self.control and has_control(event.task) and event.what not in DONE:
+            self.runs -= 1  # without its mean factor there is no control
         if event.task.folder in self.lines:
             self.progress.remove_task(self.lines.pop(event.task.folder))
         if event.what != "kept":
-            self._say(event.task, _result(event))
+            done = event.what == "finished"
+            self._say(event.task, self.result(Run(event.task.folder)) if done else event.reason)
 
     def _say_kept(self) -> None:
         if self.kept and not self.quiet:
@@ -126,18 +146,15 @@ class ShowSweep(_Live):
 
     def _say(self, task: Task, text: str) -> None:
         if not self.quiet:
-            line = f"{self.ended}/{self.runs}  {label(task.settings)}  {text}"
+            line = f"{self.ended}/{self.runs}  {task.label}  {text}"
             console.print(escape(line), soft_wrap=True)
 
 
 def _short(task: Task, text: str) -> str:
-    return f"{escape(label(task.settings))}  {text}"
+    return f"{escape(task.label)}  {text}"
 
 
-def _result(event: Event) -> str:
-    if event.what != "finished":
-        return event.reason
-    run = Run(event.task.folder)
+def _accuracy(run: Run) -> str:
     summary = run.summary or {}
     last10, final = (100 * summary[key] for key in ("last10_accuracy", "final_accuracy"))
     skipped = f"; {run.skipped}" if run.skipped else ""
@@ -179,63 +196,104 @@ def clipped(record: Record) -> int:
 def show_comparison(found: Comparison) -> None:
     """The table, the differences by seed, and the notes."""
     percent = found.metric.endswith("accuracy")
-    unit = " %" if percent else ""
-    paired = any(group.difference for group in found.groups)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = _table("")
     if len(found.groups) > 1:
         table.caption = escape(f"Baseline: {found.baseline}")
         table.caption_justify, table.caption_style = "left", "none"
-    table.add_column("", overflow="fold")
-    heads = ["n", f"{found.metric}{unit}"]
-    heads += ["final %"] if found.metric != "final_accuracy" else []
-    heads += ["difference", "95 % interval"] if paired else []
-    for head in heads:
+    rows = [_row(group, found, percent=percent) for group in found.groups]
+    # A column in which no group has anything is left out.
+    for head in [head for head in rows[0] if any(row[head] for row in rows)]:
         table.add_column(head, justify="right", no_wrap=True)
-    for group in found.groups:
-        table.add_row(*_row(group, found, percent=percent)[: len(heads) + 1])
-    wide = console if console.is_terminal else Console(highlight=False, width=WIDE)
-    wide.print(table)
-    if paired:
+    for group, row in zip(found.groups, rows, strict=True):
+        table.add_row(escape(group.label), *(row[str(c.header)] for c in table.columns[1:]))
+    _print_wide(table)
+    if any(group.difference for group in found.groups):
         _show_differences(found, percent=percent)
+    _show_controls(found, percent=percent)
+    _show_stability(found)
     for note in found.notes:
         console.print(escape(f"Note: {note}."), soft_wrap=True)
 
 
-def _row(group: Group, found: Comparison, *, percent: bool) -> list[str]:
+def _table(first: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column(first, overflow="fold")
+    return table
+
+
+def _print_wide(table: Table) -> None:
+    wide = console if console.is_terminal else Console(highlight=False, width=WIDE)
+    wide.print(table)
+
+
+def _row(group: Group, found: Comparison, *, percent: bool) -> dict[str, str]:
+    """A group's cells by the heads of their columns."""
+
     def text(value: float) -> str:
         return f"{100 * value:.2f}" if percent else f"{value:.4g}"
 
     spread = text(group.mean) + (f" ± {text(group.std)}" if group.std is not None else "")
-    cells = [escape(group.label), str(len(group.values)), spread]
+    cells = {"n": str(len(group.values)), f"{found.metric}{' %' if percent else ''}": spread}
     if found.metric != "final_accuracy":
-        cells.append(f"{100 * group.final_mean:.2f}")
-    if group.label == found.baseline:
-        return [*cells, "baseline", ""]
-    return [*cells, *_cells(group.difference, percent=percent)]
+        cells["final %"] = f"{100 * group.final_mean:.2f}"
+    mean, interval = "", ""
+    if any(other.difference for other in found.groups):
+        mean, interval = ("baseline", "") if group.label == found.baseline else ("-", "-")
+    if group.difference:
+        mean, interval = _cells(group.difference, percent=percent)
+    return {**cells, "difference": mean, "95 % interval": interval}
 
 
-def _cells(difference: Difference | None, *, percent: bool) -> list[str]:
-    if difference is None:
-        return ["-", "-"]
+def _cells(difference: Difference, *, percent: bool) -> tuple[str, str]:
     mean = _signed(difference.mean, percent=percent)
     if difference.interval is None:
-        return [mean, "-"]
+        return mean, "-"
     low, high = (_signed(value, percent=percent) for value in difference.interval)
-    return [mean, escape(f"[{low}, {high}]")]
+    return mean, escape(f"[{low}, {high}]")
 
 
 def _show_differences(found: Comparison, *, percent: bool) -> None:
     unit = " in percentage points" if percent else ""
     console.print(f"\nDifferences to {escape(found.baseline)} by seed{unit}:", soft_wrap=True)
-    names = _varying([seed for group in found.groups for seed in group.seeds])
     for group in found.groups:
         if group.difference:
-            pairs = zip(group.difference.seeds, group.difference.values, strict=True)
-            told = [
-                f"{'/'.join(str(seed.get(name)) for name in names)}: {_signed(v, percent=percent)}"
-                for seed, v in pairs
-            ]
-            console.print(escape(f"  {group.label}   {',  '.join(told)}"), soft_wrap=True)
+            told = _by_seed(group.difference, found, percent=percent)
+            console.print(escape(f"  {group.label}   {told}"), soft_wrap=True)
+
+
+def _show_controls(found: Comparison, *, percent: bool) -> None:
+    factors = {group.control_of: group.factors or [] for group in found.groups}
+    pairs = [(group, group.over_control) for group in found.groups if group.over_control]
+    if pairs:
+        unit = " in percentage points" if percent else ""
+        console.print(f"\nRule − control, at the rule's own mean factor{unit}:", soft_wrap=True)
+    for group, difference in pairs:
+        mean, interval = _cells(difference, percent=percent)
+        text = f"  {escape(group.label)}   {mean} {interval}".removesuffix(" -")
+        seeds = escape(_by_seed(difference, found, percent=percent))
+        constant = ", ".join(f"{factor:.4f}" for factor in factors[group.label])
+        console.print(f"{text}   by seed {seeds}   (factors {constant})", soft_wrap=True)
+
+
+def _show_stability(found: Comparison) -> None:
+    steady = [(group.label, group.stability) for group in found.groups if group.stability]
+    if steady:
+        console.print("\nTest accuracy in the second half of the rounds, mean over the runs:")
+        table = _table("")
+        table.add_column("std %", justify="right")
+        table.add_column("worst round %", justify="right")
+        for name, its in steady:
+            table.add_row(escape(name), f"{100 * its.std:.2f}", f"{100 * its.worst:.2f}")
+        _print_wide(table)
+
+
+def _by_seed(difference: Difference, found: Comparison, *, percent: bool) -> str:
+    names = _varying([seed for group in found.groups for seed in group.seeds])
+    pairs = zip(difference.seeds, difference.values, strict=True)
+    return ",  ".join(
+        f"{'/'.join(str(seed.get(name)) for name in names)}: {_signed(v, percent=percent)}"
+        for seed, v in pairs
+    )
 
 
 def _varying(seeds: list[dict[str, Any]]) -> list[str]:
@@ -246,3 +304,37 @@ def _varying(seeds: list[dict[str, Any]]) -> list[str]:
 
 def _signed(value: float, *, percent: bool) -> str:
     return f"{100 * value:+.2f}" if percent else f"{value:+.4g}"
+
+
+def training_loss(run: Run) -> str:
+    """What a trial came to."""
+    value, reason = score(run.rounds())
+    return f"diverged: {reason}" if reason else f"training loss {value:.4f}"
+
+
+def show_tuning(found: Tuning) -> None:
+    """The trials, the best first, and its settings as arguments."""
+    table = _table("score")
+    keys = list(found.grid)
+    for key in keys:
+        table.add_column(escape(key), justify="right", no_wrap=True)
+    table.add_column("run", overflow="fold")
+    for trial in found.trials:
+        score = f"{trial.score:.4f}" if trial.score is not None else trial.status
+        values = (escape(shown(trial.settings[key])) for key in keys)
+        table.add_row(score, *values, escape(str(trial.folder)))
+    _print_wide(table)
+    console.print(
+        f"\nThe score is the mean training loss over the first {found.rounds} of "
+        f"{found.full_rounds} rounds. The runs are shortened to these: no result of theirs stands "
+        "for a whole run.",
+        soft_wrap=True,
+    )
+    for trial in found.trials:
+        if trial.status == "diverged":
+            told = f"Diverged: {label(trial.settings)}: {trial.reason}."
+            console.print(escape(told), soft_wrap=True)
+    if found.best:
+        console.print(f"Best: [bold]{escape(found.best.arguments)}[/]", soft_wrap=True)
+    for note in found.notes:
+        console.print(escape(f"Note: {note}."), soft_wrap=True)

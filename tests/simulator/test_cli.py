@@ -18,6 +18,7 @@ from fedglad.adapters import Glad
 from fedglad.cli import app
 from fedglad.config import PRESETS, REGISTRIES, load
 from fedglad.data import partition
+from fedglad.paper.experiments import EXPERIMENTS
 from fedglad.records import Record, Round, Statistics
 from fedglad.terminal import clipped, round_line
 
@@ -276,6 +277,7 @@ LISTS = {
     "filters": REGISTRIES["filter"],
     "weights": REGISTRIES["weighting"],
     "engines": REGISTRIES["engine"],
+    "experiments": EXPERIMENTS,
 }
 
 

@@ -2,10 +2,13 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
+import matplotlib.image
 import pytest
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from fedglad.cli import app
@@ -114,6 +117,194 @@ def test_no_common_seed_is_said(finished: Any):
 def test_one_run_has_no_spread(finished: Any):
     (group,) = compare([finished(0.5)]).groups
     assert (group.label, group.mean, group.std, group.difference) == ("all runs", 0.5, None, None)
+
+
+# ---------------------------------------------------------------------------- curves and stability
+
+
+def with_rounds(folder: Path, accuracies: list[float | None], gsi: list[float | None]) -> Path:
+    lines = [
+        {"round": t, "status": "stepped", "test_accuracy": accuracy, "gsi_all": g}
+        for t, (accuracy, g) in enumerate(zip(accuracies, gsi, strict=True))
+    ]
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+@pytest.fixture
+def curved(finished: Any) -> list[Path]:
+    """Two seeds of none, with rounds."""
+    first = with_rounds(finished(0.5, seed=1, adapter__name="none"), [0.9, 0.2, 0.4, 0.6], [1] * 4)
+    second = finished(0.7, seed=2, adapter__name="none")
+    return [first, with_rounds(second, [0.5, 0.4, 0.7, 0.8], [3, 1, 1, None])]
+
+
+def test_stability_is_that_of_the_second_half(curved: list[Path]):
+    (group,) = compare(curved).groups
+    steady = group.stability
+    assert steady
+    # .4, .6: deviations ∓.1, sqrt(.02 / 1) = .141421; .7, .8: ∓.05, sqrt(.005) = .0707107
+    assert steady.stds == pytest.approx([0.1414214, 0.0707107], abs=1e-6)
+    assert steady.worsts == [0.4, 0.7]
+    assert steady.std == pytest.approx(0.1060660, abs=1e-6)
+    assert steady.worst == pytest.approx(0.55)
+
+
+def test_the_middle_of_an_odd_number_and_untested_rounds_do_not_count(finished: Any):
+    tested = [0.1, None, 0.2, None, 0.3, None, 0.8, None, 0.6]  # .1 .2 .3 | .8 .6, .3 in the middle
+    folder = with_rounds(finished(0.5), tested, [1] * 9)
+    steady = compare([folder]).groups[0].stability
+    assert steady
+    assert (steady.stds, steady.worsts) == ([pytest.approx(0.1414214, abs=1e-6)], [0.6])
+
+
+@pytest.mark.parametrize("accuracies", [[], [0.5], [0.5, 0.6], [0.5, 0.6, 0.7]])
+def test_one_round_has_no_stability(finished: Any, accuracies: list[Any]):
+    folder = with_rounds(finished(0.5), accuracies, [1] * len(accuracies))
+    assert compare([folder]).groups[0].stability is None
+
+
+def test_curves_are_means_over_the_seeds(curved: list[Path]):
+    (group,) = compare(curved).groups
+    assert group.curves
+    accuracy, gsi = group.curves["accuracy"], group.curves["gsi"]
+    assert accuracy.rounds == gsi.rounds == [1, 2, 3, 4]
+    assert accuracy.mean == pytest.approx([0.7, 0.3, 0.55, 0.7])
+    # two values a, b: |a − b| / sqrt(2)
+    assert accuracy.std == pytest.approx([x / 2**0.5 for x in (0.4, 0.2, 0.3, 0.2)])
+    assert gsi.mean == [2, 1, 1, 1]
+    assert gsi.std == [pytest.approx(2**0.5), 0, 0, None]  # of the last round one seed is left
+
+
+def test_the_stability_is_shown_and_in_json(curved: list[Path]):
+    lines = [" ".join(line.split()) for line in call("compare", *curved).stdout.splitlines()]
+    assert lines[-3:] == [
+        "Test accuracy in the second half of the rounds, mean over the runs:",
+        "std % worst round %",
+        "all runs 10.61 55.00",
+    ]
+    (group,) = json.loads(call("compare", *curved, "--json").stdout)["groups"]
+    assert group["stability"]["worsts"] == [0.4, 0.7]
+    assert group["curves"]["gsi"]["std"][-1] is None
+
+
+def test_a_plot_has_a_line_for_each_group(
+    curved: list[Path], finished: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    glad = with_rounds(finished(0.5, seed=1), [0.1, 0.2, 0.3, 0.4], [1, 2, 3, 4])
+    drawn: list[Any] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda f, *a, **k: (drawn.append(f), save(f, *a, **k)))
+    result = call("compare", *curved, glad, "--plot", tmp_path / "curves.png")
+    assert result.exit_code == 0, result.exception
+    image = matplotlib.image.imread(tmp_path / "curves.png")
+    assert min(image.shape[:2]) > 500
+    above, below = drawn[0].axes
+    assert above.get_lines()[0].get_ydata().tolist() == pytest.approx([70, 30, 55, 70])
+    assert below.get_lines()[1].get_ydata().tolist() == [1, 2, 3, 4]
+    labels = [line.get_label() for line in above.get_lines()]
+    assert labels == ["adapter.name=none", "adapter.name=glad"]
+    assert [len(axes.collections) for axes in (above, below)] == [1, 1]  # a band of two seeds
+
+
+def test_a_plot_that_cannot_be_drawn(
+    curved: list[Path], finished: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    bare = finished(0.5, seed=9)
+    for args, message in (
+        ([bare, "--plot", tmp_path / "a.png"], "there are no rounds to plot"),
+        ([*curved, "--plot", tmp_path / "a.xyz"], "a.xyz cannot be written: Format 'xyz'"),
+        ([*curved, "--plot", tmp_path / "no" / "a.png"], "a.png cannot be written: "),
+    ):
+        result = call("compare", *args)
+        assert result.exit_code == 2, result.exception
+        assert message in said(result)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = call("compare", *curved, "--plot", tmp_path / "a.png")
+    assert "pip install 'fedglad[report]'" in said(result)
+
+
+# ----------------------------------------------------------------------------------- the controls
+
+
+def control_of(folder: Path, factor: float, **adapter: Any) -> Path:
+    rule = {"name": "glad", "groups": "tensor", "min_group": 1, "gamma": 0.02, "beta": 0.9}
+    own = {"adapter": {**rule, **adapter}, "factor": factor}
+    (folder / "control.json").write_text(json.dumps({"control_of": [own]}))
+    return folder
+
+
+@pytest.fixture
+def controlled(pairs: list[Path], finished: Any) -> list[Path]:
+    """none and glad, and controls of glad with a constant of each seed's own."""
+    factors = {1: 0.9, 2: 0.95, 3: 0.99}
+    made = [
+        control_of(finished(0.81, seed=s, adapter__name="fixed", adapter__value=f), f)
+        for s, f in factors.items()
+    ]
+    return pairs + made
+
+
+def test_controls_are_one_group_and_the_rule_is_compared_with_them(controlled: list[Path]):
+    found = compare(controlled)
+    none, glad, control = found.groups
+    assert control.label == "control of adapter.name=glad"
+    assert control.control_of == glad.label == "adapter.name=glad"
+    assert control.factors == [0.9, 0.95, 0.99]
+    assert control.config == {"adapter.name": "fixed"}
+    assert control.values == [0.81] * 3
+    assert control.difference
+    assert control.difference.values == pytest.approx([0.01, -0.01, -0.03])  # to none
+    # glad − control: .83 − .81, .84 − .81, .88 − .81: mean .04, s = sqrt((4 + 1 + 9)e-4 / 2)
+    assert glad.over_control
+    assert glad.over_control.values == pytest.approx([0.02, 0.03, 0.07])
+    half = 4.30265 * 0.0007**0.5 / 3**0.5
+    assert glad.over_control.interval == pytest.approx((0.04 - half, 0.04 + half), abs=1e-6)
+    assert none.over_control is None
+    assert control.over_control is None
+
+
+def test_the_baseline_of_controls_can_be_named(controlled: list[Path]):
+    assert compare(controlled, baseline="glad").baseline == "adapter.name=glad"
+    assert compare(controlled, baseline="control").baseline == "control of adapter.name=glad"
+
+
+def test_controls_of_two_rules_are_told_apart(finished: Any):
+    folders = [finished(0.5, adapter__gamma=g) for g in (0.02, 0.1)]
+    for gamma, factor in ((0.02, 0.9), (0.1, 0.8)):
+        own = finished(0.4, adapter__name="fixed", adapter__value=factor)
+        folders.append(control_of(own, factor, gamma=gamma))
+    found = compare(folders)
+    assert [group.label for group in found.groups] == [
+        "adapter.name=glad adapter.gamma=0.02",
+        "adapter.name=glad adapter.gamma=0.1",
+        "control of adapter.name=glad adapter.gamma=0.02",
+        "control of adapter.name=glad adapter.gamma=0.1",
+    ]
+    assert [g.over_control.mean for g in found.groups[:2] if g.over_control] == [
+        pytest.approx(0.1)
+    ] * 2
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]", '{"control_of": 3}', '{"control_of": [3]}'])
+def test_a_run_that_is_not_or_no_longer_a_control_is_a_run_of_its_own(finished: Any, text: Any):
+    folder = finished(0.5, adapter__name="fixed", adapter__value=0.9)
+    if text is None:
+        control_of(folder, 0.8)  # of a run that was overwritten
+    else:
+        (folder / "control.json").write_text(text)
+    found = compare([folder, finished(0.6)])
+    assert [group.label for group in found.groups] == ["adapter.name=fixed", "adapter.name=glad"]
+
+
+def test_the_pair_is_shown(controlled: list[Path]):
+    text = call("compare", *controlled).stdout
+    assert "Rule − control, at the rule's own mean factor in percentage points:" in text
+    line = next(x for x in text.splitlines() if "factors" in x)
+    assert " ".join(line.split()) == (
+        "adapter.name=glad +4.00 [-2.57, +10.57] by seed 1: +2.00, 2: +3.00, 3: +7.00 "
+        "(factors 0.9000, 0.9500, 0.9900)"
+    )
 
 
 # ------------------------------------------------------------------------------------- the groups
@@ -427,6 +618,10 @@ def test_json_has_everything(pairs: list[Path]):
     result = call("compare", *pairs, "--json", "--baseline", "none")
     found = json.loads(result.stdout)
     assert found.keys() == {"metric", "baseline", "groups", "notes"}
+    assert found["groups"][0].keys() == {
+        *("label", "config", "runs", "seeds", "values", "mean", "std", "final_mean", "difference"),
+        *("control_of", "factors", "over_control", "stability", "curves"),
+    }
     glad = found["groups"][1]
     assert glad["config"] == {"adapter.name": "glad"}
     assert glad["values"] == list(GLAD.values())

@@ -1,0 +1,115 @@
+"""What the rounds of runs say over time: curves over the seeds, how steady the end is, a plot."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+Rounds = Sequence[Mapping[str, Any]]
+"""A run's records, as in its rounds.jsonl."""
+
+METRICS = {"accuracy": "test_accuracy", "gsi": "gsi_all"}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Mean and sample standard deviation over runs, for each round (from 1) that has a value."""
+
+    rounds: list[int]
+    mean: list[float]
+    std: list[float | None]
+
+
+@dataclass(frozen=True)
+class Stability:
+    """The test accuracy over the second half of the rounds: its std and its worst round.
+
+    `std` and `worst` are means over the runs, `stds` and `worsts` have each run's own.
+    """
+
+    std: float
+    worst: float
+    stds: list[float]
+    worsts: list[float]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A group in the plot."""
+
+    label: str
+    accuracy: Curve
+    gsi: Curve
+
+
+def slim(rounds: Rounds) -> Rounds:
+    """Only what is needed here: whole records of many runs would fill the memory."""
+    return [{key: found.get(key) for key in ("round", *METRICS.values())} for found in rounds]
+
+
+def curve(runs: Iterable[Rounds], key: str) -> Curve:
+    """Of one number of the records."""
+    values: dict[int, list[float]] = {}
+    for rounds in runs:
+        for found in rounds:
+            if found.get(key) is not None:
+                values.setdefault(found["round"] + 1, []).append(found[key])
+    ordered = dict(sorted(values.items()))
+    return Curve(
+        list(ordered),
+        [fmean(all_) for all_ in ordered.values()],
+        [stdev(all_) if len(all_) > 1 else None for all_ in ordered.values()],
+    )
+
+
+def stability(runs: Sequence[Rounds]) -> Stability | None:
+    """Of runs that were all tested twice or more in their second half; else there is none."""
+    ends = [_second_half(rounds) for rounds in runs]
+    if not ends or any(len(end) < 2 for end in ends):
+        return None
+    stds, worsts = [stdev(end) for end in ends], [min(end) for end in ends]
+    return Stability(fmean(stds), fmean(worsts), stds, worsts)
+
+
+def _second_half(rounds: Rounds) -> list[float]:
+    """The accuracies of the rounds that were tested; of an odd number, without the middle one."""
+    tested = [found["test_accuracy"] for found in rounds if found.get("test_accuracy") is not None]
+    return tested[(len(tested) + 1) // 2 :]
+
+
+def plot(lines: Sequence[Line], path: Path) -> None:
+    """Accuracy above GSI, a line for each group, with a band of ± std over its runs."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError(
+            "plots need matplotlib, which is not installed: pip install 'fedglad[report]'"
+        ) from None
+    figure = Figure(figsize=(8, 7), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    for axes, percent in ((above, 100.0), (below, 1.0)):
+        for k, line in enumerate(lines):
+            found = line.accuracy if axes is above else line.gsi
+            _draw(axes, found, percent, label=line.label, place=k)
+        axes.grid(alpha=0.3)
+        axes.margins(x=0.01)
+    above.set_ylabel("test accuracy, %")
+    below.set_ylabel("GSI over all parameters")
+    below.set_xlabel("round")
+    below.xaxis.get_major_locator().set_params(integer=True)
+    figure.legend(*above.get_legend_handles_labels(), loc="outside upper center", ncols=1)
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be written: {error}") from None
+
+
+def _draw(axes: Any, found: Curve, percent: float, *, label: str, place: int) -> None:
+    colour, style = f"C{place % 10}", ("-", "--", ":")[place // 10 % 3]
+    mean = [percent * value for value in found.mean]
+    axes.plot(found.rounds, mean, color=colour, linestyle=style, linewidth=1.4, label=label)
+    if any(found.std):
+        spread = [percent * (std or 0.0) for std in found.std]
+        low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
+        axes.fill_between(found.rounds, low, high, color=colour, alpha=0.15, linewidth=0)
