@@ -25,10 +25,12 @@ ARITHMETIC = {"validate", "aggregate", "gram", "adapters", "optimizers", "filter
 CORE = BASE | ARITHMETIC | {"cohort", "server"}
 TRAINING = CORE | {"samplers", "clients", "engines", "memory"}
 MAY_IMPORT: dict[str, set[str]] = {
-    **{module: set() for module in (*BASE, "checkpoint", "checked", "presets")},
+    **{module: set() for module in (*BASE, "checkpoint", "checked", "presets", "trust")},
     **dict.fromkeys((*ARITHMETIC, "cohort"), BASE | ARITHMETIC),
     "combine": BASE | ARITHMETIC,
-    "server": CORE | {"checkpoint", "combine"},
+    "server_state": BASE | ARITHMETIC | {"cohort", "checkpoint", "combine"},
+    "sums": BASE | ARITHMETIC | {"cohort", "server_state"},
+    "server": CORE | {"checkpoint", "server_state", "sums"},
     **dict.fromkeys(("clients", "data", "models"), BASE),
     "samplers": BASE | {"weights"},
     "memory": BASE | {"checkpoint"},
@@ -46,10 +48,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "terminal": {"records", "runs", "compare", "sweep", "tune"},
     "cli_data": {"config", "data", "terminal"},
     "paper": {"config", "presets", "runs", "compare", "sweep", "checkpoint", "data", "engines"},
+    "flower": CORE
+    | {"samplers", "runs", "config", "checkpoint", "sums", "trust", "rng", "combine"}
+    | {"clients", "data", "models"},  # these for the template's app alone
+    "cli_flower": {"flower", "terminal"},
     "cli_paper": {"cli_data", "compare", "paper", "runs", "sweep", "terminal"},
     "cli": TRAINING
     | {"simulation", "presets", "config", "runs", "sweep", "compare", "terminal", "cli_data"}
-    | {"catalogue", "data", "tune", "paper", "cli_paper"},
+    | {"catalogue", "data", "tune", "paper", "cli_paper", "cli_flower"},
     "__main__": {"cli"},
     "__init__": {"adapters", "records", "server", "validate", "config"},
 }

@@ -7,23 +7,48 @@
     record = server.step(updates)
     model.load_state_dict(server.state)
 
-Importing it loads torch and numpy only; safetensors is loaded by `Server.save` and `Server.load`.
+Importing it loads nothing. The first use of a name loads torch and numpy; safetensors is loaded by
+`Server.save` and `Server.load`.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from fedglad.adapters import Glad
-from fedglad.records import Record, Round, Statistics, Update
-from fedglad.server import Server
-from fedglad.validate import Guard
+if TYPE_CHECKING:
+    from fedglad.adapters import Glad
+    from fedglad.records import Record, Round, Statistics, Update
+    from fedglad.server import Server
+    from fedglad.validate import Guard
 
 __all__ = ["Glad", "Guard", "Record", "Round", "Server", "Statistics", "Update", "simulate"]
+
+_HOMES = {
+    "Glad": "adapters",
+    "Guard": "validate",
+    "Record": "records",
+    "Round": "records",
+    "Server": "server",
+    "Statistics": "records",
+    "Update": "records",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads what is asked for, so that a Flower client without torch can import `fedglad`."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def simulate(
     config: Any, overrides: Mapping[str, Any] | None = None, *, model: Any = None, data: Any = None
-) -> Iterator[Round]:
+) -> "Iterator[Round]":
     """Runs a preset, a TOML file or a Config, and yields each round as it is done.
 
     >>> for round in simulate("digits", {"rounds": 2, "adapter.name": "none"}):  # doctest: +SKIP

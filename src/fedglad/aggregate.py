@@ -4,6 +4,7 @@ Memory bandwidth is what limits a server, so the flat vector is worked through i
 the cache: a block of an update is read from memory once, added, and measured while it is there.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -243,3 +244,10 @@ def _small(layout: Layout, index: int, source: Source | Tensor, base: Tensor) ->
         return 0.0
     parts = (part.double().cpu().numpy() for part in x.split(BLOCK))
     return float(sum(np.square(part).sum() for part in parts))
+
+
+def totals_sq(squares: np.ndarray) -> list[float]:
+    """‖g_k‖² over all tensors; NaN where it is not finite."""
+    finite = np.isfinite(squares.sum(axis=1))
+    pairs = zip(squares.tolist(), finite, strict=True)
+    return [math.fsum(row) if good else math.nan for row, good in pairs]

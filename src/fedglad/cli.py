@@ -18,6 +18,7 @@ from fedglad import tune as tuning
 from fedglad.catalogue import rows
 from fedglad.cli_data import app as data_app
 from fedglad.cli_data import bring
+from fedglad.cli_flower import app as flower_app
 from fedglad.cli_paper import app as paper_app
 from fedglad.compare import CompareError
 from fedglad.config import ConfigError, find, load, parse_value
@@ -44,6 +45,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(paper_app, name="paper")
+app.add_typer(flower_app, name="flower")
 
 LISTS = {
     "presets": "",

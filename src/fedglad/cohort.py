@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedglad.aggregate import BufferMean, Sum, pack, sweep
+from fedglad.aggregate import BufferMean, Sum, pack, sweep, totals_sq
 from fedglad.filters import Filter
 from fedglad.gram import Gram, trimmed_mean
 from fedglad.layout import Layout
@@ -103,8 +103,7 @@ class Intake:
 
         An iterator may reuse its memory, so each item is measured, judged, and added before the
         next is asked for; Several or a Bundle as a whole. A list can be read again: it is added
-        while it is measured, and once more without them in the rare round in which some are
-        rejected. Same order, same bits.
+        while it is measured, and anew where some are rejected. Same order, same bits.
         """
         filter = self.plan.filter
         unfiltered = Sum(self.plan.layout) if filter.scales else self.total
@@ -118,6 +117,7 @@ class Intake:
                     sources = group.deltas
                 squares = self._sweep(sources)
                 self._add(self._judged(opened, squares), unfiltered)
+                del group, opened, sources  # nothing is kept while the next is made
         self._require_enough()
         shares, factor = self._share([m.weight for m in self.members])
         sq = np.array([m.sq for m in self.members])
@@ -147,7 +147,7 @@ class Intake:
     def _judged(
         self, opened: Sequence[tuple[dict[str, Any], Source]], squares: np.ndarray
     ) -> list[Member]:
-        pairs = zip(opened, squares, _norms_sq(squares), strict=True)
+        pairs = zip(opened, squares, totals_sq(squares), strict=True)
         judged = (self._judge(*found, sq, norm_sq) for found, sq, norm_sq in pairs)
         return [member for member in judged if member]
 
@@ -174,7 +174,7 @@ class Intake:
             own = replace(source, tensors=packed, trained=False, extra=extra)
             own.buffers = {name: value.clone() for name, value in source.buffers.items()}
             sq = self._sweep([packed])
-            if self._judge(entry, own, sq[0], _norms_sq(sq)[0], source.tensors):
+            if self._judge(entry, own, sq[0], totals_sq(sq)[0], source.tensors):
                 kept.append(packed)
         self._require_enough()
         gram = Gram(layout, kept, max(m.norm for m in self.members))
@@ -330,6 +330,10 @@ class Intake:
             )
         if reason := self.plan.filter.needs(n):
             raise Skipped(reason)
+        if found := self.gate.out_of_proportion():
+            place, reason = found
+            self.members[place].entry["rejected"] = reason
+            raise Skipped(f"an update is in the sum and should not be: {reason}")
 
     def _share(self, weights: list[float]) -> tuple[np.ndarray, float]:
         """Weights, mostly of sum 1, noted in the record, and what the relative ones are times."""
@@ -371,20 +375,16 @@ class Intake:
 
 def _groups(items: Iterable[Any]) -> Iterator[list[Any] | Bundle]:
     """Updates that are there together: an engine may hand over many small ones at once."""
-    for item in items:
-        yield item if isinstance(item, Several | Bundle) else [item]
+
+    def group(item: Any) -> list[Any] | Bundle:
+        return item if isinstance(item, Several | Bundle) else [item]
+
+    return map(group, items)  # a generator would keep an item while the next is made
 
 
 def _entry(client: Client = None, loss: float | None = None) -> dict[str, Any]:
     """A client's line in the record before its update is known."""
     return {"id": client, "weight": 0.0, "loss": loss, "sq_norm": None}
-
-
-def _norms_sq(squares: np.ndarray) -> list[float]:
-    """‖g_k‖² over all tensors; NaN where it is not finite."""
-    finite = np.isfinite(squares.sum(axis=1))
-    pairs = zip(squares.tolist(), finite, strict=True)
-    return [math.fsum(row) if good else math.nan for row, good in pairs]
 
 
 def _relative(weights: list[float]) -> list[float]:

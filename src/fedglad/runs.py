@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, Protocol, TextIO, cast
 
 import numpy as np
 import torch
@@ -21,9 +21,12 @@ import torch
 from fedglad import checkpoint
 from fedglad.config import FORMAT, Config, load
 from fedglad.records import Round
+from fedglad.server import Server
 from fedglad.simulation import Simulation
 
 KEPT = 2  # checkpoints: the last, and one before it in case the last is damaged
+
+WAY_OUT = "choose another --out, or replace the run with --force"
 
 OnRound = Callable[[Round], None]
 Busy = Callable[[], None]
@@ -32,6 +35,19 @@ Busy = Callable[[], None]
 
 class RunError(RuntimeError):
     """A run that cannot start or go on; the message says what to do."""
+
+
+class Progress(Protocol):
+    """A run as its folder knows it: what a checkpoint saves."""
+
+    server: Server
+    t: int
+    stores: list[Any]
+
+    @property
+    def sampler_state(self) -> dict[str, Any]: ...
+    @sampler_state.setter
+    def sampler_state(self, saved: dict[str, Any]) -> None: ...
 
 
 class Interrupted(RunError):
@@ -113,7 +129,7 @@ def execute(
     if not force and _finished(run, config):
         return run
     if (run.folder / "config.toml").is_file() and not (resume or force):
-        with _log(run.folder, busy):
+        with locked(run.folder, busy):
             raise RunError(
                 f"{run.folder} holds an unfinished run: go on with --resume, or replace it with "
                 "--force"
@@ -125,14 +141,14 @@ def execute(
         closing(Simulation(plan, run.folder / "memories")) as simulation,
     ):
         make_folder(run.folder)
-        with _log(run.folder, busy):
+        with locked(run.folder, busy):
             if not force and _finished(run, config):  # by another process, meanwhile
                 return run
             try:
                 if force:
                     run.clear()
                 checkpoint.write_text(run.folder / "config.toml", config.to_toml())
-                _restore(run, simulation)
+                restore(run, simulation)
                 _play(run, config, simulation, on_round or (lambda _: None), asked_to_stop)
             except OSError as error:
                 raise RunError(
@@ -142,14 +158,12 @@ def execute(
     return run
 
 
-def make_folder(folder: Path) -> None:
+def make_folder(folder: Path, way_out: str = "choose another --out") -> None:
     """Makes sure that it is there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(
-            f"the folder {folder} cannot be made: {error.strerror}; choose another --out"
-        ) from None
+        raise RunError(f"the folder {folder} cannot be made: {error.strerror}; {way_out}") from None
 
 
 def _finished(run: Run, config: Config) -> bool:
@@ -167,15 +181,15 @@ def _finished(run: Run, config: Config) -> bool:
     return run.summary is not None
 
 
-def _check_format(run: Run, saved: dict[str, Any]) -> None:
+def _check_format(run: Run, saved: dict[str, Any], way_out: str = WAY_OUT) -> None:
     if saved.get("format", 1) != FORMAT:
         raise RunError(
             f"{run.folder} holds a run of another version of fedglad, which gave other results: "
-            "choose another --out, or replace it with --force"
+            f"{way_out}"
         )
 
 
-def _restore(run: Run, simulation: Simulation) -> None:
+def restore(run: Run, simulation: Progress, way_out: str = WAY_OUT) -> None:
     """Goes back to the newest checkpoint that can be read, and cuts the records to it."""
     folder = run.folder / "checkpoints"
     tensors_only = (p for p in folder.glob("*.safetensors") if not p.with_suffix(".json").exists())
@@ -187,12 +201,9 @@ def _restore(run: Run, simulation: Simulation) -> None:
             t, sampler_state = int(saved["round"]), dict(saved["sampler"])
             tensors, meta = checkpoint.read(path.with_suffix(".safetensors"))
             simulation.server.load_state_dict({**meta, "tensors": tensors})
-            _check_format(run, saved)
+            _check_format(run, saved, way_out)
         except checkpoint.OtherModel as error:  # an own model's code was changed
-            raise RunError(
-                f"{run.folder} cannot be continued: {error}. Choose another --out, or replace the "
-                "run with --force"
-            ) from None
+            raise RunError(f"{run.folder} cannot be continued: {error}; {way_out}") from None
         except (ValueError, OSError, KeyError, TypeError) as error:
             logging.getLogger("fedglad").warning(
                 "checkpoint %s is not usable: %s", path.name, error
@@ -204,7 +215,7 @@ def _restore(run: Run, simulation: Simulation) -> None:
         store.restore(simulation.t)
     lines = [json.dumps(found) for found in run.rounds()[: simulation.t]]
     if len(lines) < simulation.t:
-        raise RunError(f"{run.folder}/rounds.jsonl lacks rounds: start anew with --force")
+        raise RunError(f"{run.folder}/rounds.jsonl lacks rounds: {way_out}")
     text = "".join(f"{line}\n" for line in lines)
     checkpoint.write_text(run.folder / "rounds.jsonl", text)
 
@@ -231,16 +242,18 @@ def _play(
             stop = asked_to_stop()
             done = simulation.t == config.rounds
             if stop or done or simulation.t % config.checkpoint_every == 0:
-                _save(folder, simulation, records)
+                save(folder, simulation, records)
             if stop and not done:
                 raise Interrupted(
                     f"stopped after {simulation.t} of {config.rounds} rounds, all saved: go on "
                     f"with --resume (in {run.folder})"
                 )
-    checkpoint.write_text(run.folder / "summary.json", json.dumps(_summary(run.rounds()), indent=2))
+    checkpoint.write_text(
+        run.folder / "summary.json", json.dumps(summarise(run.rounds()), indent=2)
+    )
 
 
-def _save(folder: Path, simulation: Simulation, records: TextIO) -> None:
+def save(folder: Path, simulation: Progress, records: TextIO) -> None:
     """The records first, then the tensors, last the small file that makes them a checkpoint."""
     os.fsync(records.fileno())
     for store in simulation.stores:
@@ -257,11 +270,12 @@ def _save(folder: Path, simulation: Simulation, records: TextIO) -> None:
         store.prune(int(oldest.stem))
 
 
-def _summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """The result of a finished run; a figure that was never measured is None."""
     tested = [r["test_accuracy"] for r in rounds if r["test_accuracy"] is not None]
     return {
-        "last10_accuracy": math.fsum(tested[-10:]) / len(tested[-10:]),
-        "final_accuracy": tested[-1],
+        "last10_accuracy": math.fsum(tested[-10:]) / len(tested[-10:]) if tested else None,
+        "final_accuracy": tested[-1] if tested else None,
         "rounds": len(rounds),
         "skipped": sum(r["status"] == "skipped" for r in rounds),
         "seconds": math.fsum(s for r in rounds for s in r["seconds"].values()),
@@ -297,13 +311,15 @@ def patient() -> Generator[Callable[[], bool]]:
 
 
 @contextmanager
-def _log(folder: Path, busy: Busy | None) -> Generator[None]:
+def locked(
+    folder: Path, busy: Busy | None = None, way_out: str = "choose another --out"
+) -> Generator[None]:
     """The run's log; the lock on it lets one process at a time write the folder."""
     logger = logging.getLogger("fedglad")
     try:
         handler = logging.FileHandler(folder / "log.txt")
     except OSError as error:
-        raise RunError(f"{folder} cannot be written: {error}; choose another --out") from None
+        raise RunError(f"{folder} cannot be written: {error}; {way_out}") from None
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.addHandler(handler)
     propagate, logger.propagate = logger.propagate, False
@@ -311,8 +327,7 @@ def _log(folder: Path, busy: Busy | None) -> Generator[None]:
         while not _locked(handler):
             if busy is None:
                 raise RunError(
-                    f"{folder} is being written by another process: wait for it, or choose "
-                    "another --out"
+                    f"{folder} is being written by another process: wait for it, or {way_out}"
                 )
             busy()
         yield

@@ -1,0 +1,105 @@
+"""The folder of a run with Flower: the same files as the simulator's, and going on from them."""
+
+import json
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, TextIO
+
+from fedglad import checkpoint
+from fedglad.config import Config, ConfigError, load
+from fedglad.flower.session import Session
+from fedglad.flower.settings import Arrays, ClientApp, Engine, Nodes
+from fedglad.flower.told import note, tell
+from fedglad.runs import Run, RunError, locked, make_folder, restore, save, summarise
+
+WAY_OUT = "choose another checkpoint_dir, or remove this one"
+
+
+class Folder:
+    """Where rounds are written as they are done; without a path, nowhere.
+
+    One that is not resumable has no checkpoints: the strategy's state is not ours to save.
+    """
+
+    def __init__(self, path: str | PathLike[str] | None = None, *, resumable: bool = True) -> None:
+        self.run = None if path is None else Run(Path(path))
+        self.resumable = resumable
+        self._records: TextIO | None = None
+
+    @contextmanager
+    def open(self, session: Session, rounds: int) -> Generator[list[dict[str, Any]]]:
+        """Locks the folder and restores the session; gives the rounds that are there."""
+        if self.run is None:
+            yield []
+            return
+        make_folder(self.run.folder, WAY_OUT)
+        with locked(self.run.folder, way_out=WAY_OUT):
+            if not self.resumable and self.run.rounds():
+                raise RunError(f"{self.run.folder} holds a run already: {WAY_OUT}")
+            self._describe(self.run.folder, session, rounds)
+            if self.resumable:
+                (self.run.folder / "checkpoints").mkdir(exist_ok=True)
+                restore(self.run, session, WAY_OUT)
+            found = self.run.rounds()
+            if found:
+                tell("Going on after round %d of %d in %s", len(found), rounds, self.run.folder)
+            with open(self.run.folder / "rounds.jsonl", "a", encoding="utf-8") as self._records:
+                try:
+                    yield found
+                finally:
+                    self._records = None
+
+    def write(self, record: dict[str, Any], session: Session) -> None:
+        """One round: its line first, then the checkpoint that makes it count."""
+        if self.run is None or self._records is None:
+            return
+        self._records.write(json.dumps(record, allow_nan=False) + "\n")
+        self._records.flush()
+        if self.resumable:
+            save(self.run.folder / "checkpoints", session, self._records)
+
+    def finish(self) -> None:
+        """The result of the whole run."""
+        if self.run is not None:
+            text = json.dumps(summarise(self.run.rounds()), indent=2)
+            checkpoint.write_text(self.run.folder / "summary.json", text)
+
+    def _describe(self, folder: Path, session: Session, rounds: int) -> None:
+        """Writes config.toml, or sees that the one there is of the same run."""
+        config = describe(session, rounds)
+        path = folder / "config.toml"
+        try:
+            text = config.to_toml()
+            if path.is_file():
+                theirs = load(path)[1]
+                if replace(theirs, rounds=rounds).hash() != config.hash():
+                    raise RunError(
+                        f"{folder} holds a run with other settings (config.toml): {WAY_OUT}"
+                    )
+            checkpoint.write_text(path, text)
+        except (TypeError, ConfigError) as error:
+            note("%s cannot say all settings of this run: %s", path, error)
+
+
+def describe(session: Session, rounds: int) -> Config:
+    """The configuration of a run, as far as the server's side knows it."""
+    server = session.server
+    return Config(
+        rounds=rounds,
+        seed=session.seed,
+        checkpoint_every=1,
+        sections={
+            "data": Nodes(told_apart_by=session.directory.asked),
+            "model": Arrays(tensors=len(server.layout.names), parameters=sum(server.layout.numels)),
+            "client": ClientApp(),
+            "sampler": session.sampler,
+            "filter": server.filter,
+            "weighting": session.weighting,
+            "server": session.optimizer,
+            "adapter": server.adapter,
+            "engine": Engine(report=session.report),
+        },
+    )

@@ -1,0 +1,75 @@
+"""Writes a complete Flower app into a folder, ready to run and to be changed."""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+PACKAGE, PROJECT = "digits_app", "digits-app"  # the template's names, which each app has of its own
+SUPERNODES = 50
+LONGEST = 32  # characters of an app's name that Flower allows
+
+
+class InitError(ValueError):
+    """A folder that an app cannot be written to; the message says what to do."""
+
+
+def init(folder: Path) -> list[Path]:
+    """Writes the app; returns its files. A folder with anything in it is left alone."""
+    folder = folder.absolute()
+    if folder.is_dir() and (found := sorted(path.name for path in folder.iterdir())):
+        raise InitError(
+            f"{folder} is not empty (it has {', '.join(found[:3])}{' …' if found[3:] else ''}): "
+            "choose a new folder"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise InitError(f"{folder} is a file: choose a new folder")
+    project = _name(folder)
+    names = {PROJECT: project, PACKAGE: project.replace("-", "_")}
+    out = json.dumps(str(folder / "out"), ensure_ascii=False)  # a TOML string, too
+    written: list[Path] = []
+    for path, text in _files(resources.files("fedglad.flower") / "template"):
+        # The SuperLink runs the app in a folder of its own: only a whole path leads back here.
+        text = text.replace('\nout = "out"', f"\nout = {out}")
+        for old, new in names.items():
+            path, text = path.replace(old, new), text.replace(old, new)
+        written.append(folder / path)
+        try:
+            written[-1].parent.mkdir(parents=True, exist_ok=True)
+            written[-1].write_text(text, "utf-8")
+        except OSError as error:
+            raise InitError(f"{written[-1]} cannot be written: {error.strerror}") from None
+    return written
+
+
+def commands(folder: Path) -> tuple[str, str]:
+    """What to type so that the app in the folder runs, on Flower's simulation engine.
+
+    Flower starts a local SuperLink in the folder where one is, and leaves it running for the runs
+    to come: that folder must stay, and hold no other app.
+    """
+    nodes = f"num-supernodes={SUPERNODES} client-resources-num-cpus=1"
+    path = shlex.quote(str(folder.absolute()))
+    return "cd ~", f'flwr run {path} --stream --federation-config "{nodes}"'
+
+
+def _name(folder: Path) -> str:
+    """A name that is valid for Flower, and as a package that no library has.
+
+    Flower's simulation engine finds an app by its package's name, which two apps must not share.
+    """
+    plain = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower())
+    plain = re.sub(r"(^[-0-9]+)|(-?app)?-?$", "", plain)
+    return f"{plain[: LONGEST - 4].rstrip('-') or 'fedglad'}-app"
+
+
+def _files(folder: Traversable, under: str = "") -> Iterator[tuple[str, str]]:
+    """The template's files: path and text."""
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if entry.is_file() and entry.name.endswith((".py", ".toml")):
+            yield under + entry.name, entry.read_text("utf-8")
+        elif entry.is_dir() and entry.name != "__pycache__":
+            yield from _files(entry, f"{under}{entry.name}/")

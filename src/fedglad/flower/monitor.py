@@ -1,0 +1,213 @@
+"""Monitor: see before you trust. GSI, alarms and records for any Flower strategy, unchanged."""
+
+from collections.abc import Iterable
+from os import PathLike
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from fedglad.adapters import Adapter, Glad
+from fedglad.flower.folder import Folder
+from fedglad.flower.nodes import Directory
+from fedglad.flower.session import Keys, Session, Trained, clock
+from fedglad.flower.settings import Share
+from fedglad.flower.strategy import EvaluateFn, FedGLAD, in_order
+from fedglad.flower.told import note, tell
+from fedglad.optimizers import SGD
+from fedglad.samplers import Cohort
+from fedglad.validate import Guard
+
+
+class Monitor(Strategy):
+    """Measures every round of a Flower strategy and leaves its model as it is.
+
+        strategy = Monitor(FedAvg(fraction_train=0.1))
+
+    `records` has one dict a round, in the fields of a run's rounds.jsonl: GSI, the alarm, what
+    fedglad would have rejected, and the factors that the adapter would have used. With
+    `checkpoint_dir` they are also written to a folder, for `compare` and `report`.
+
+    It needs no message of its own: clients are named as they were registered, else by node id.
+    """
+
+    def __init__(
+        self,
+        inner: Strategy,
+        adapter: Adapter | None = Glad(),  # noqa: B008 - frozen
+        *,
+        guard: Guard | None = Guard(),  # noqa: B008 - frozen
+        buffers: Iterable[str] | None = None,
+        checkpoint_dir: str | PathLike[str] | None = None,
+        weighted_by_key: str | None = None,
+    ) -> None:
+        if isinstance(inner, FedGLAD | Monitor):
+            raise TypeError(f"{type(inner).__name__} keeps its own records: use it as it is")
+        self.inner = inner
+        self.adapter, self.guard = adapter, guard
+        self.buffers = None if buffers is None else tuple(buffers)
+        self.folder = Folder(checkpoint_dir, resumable=False)
+        self.keys = Keys(
+            weight=weighted_by_key or getattr(inner, "weighted_by_key", "num-examples")
+        )
+        self.records: list[dict[str, Any]] = []
+        self.session: Session | None = None
+        self._asked: tuple[Cohort, list[Message]] | None = None
+        self._open: tuple[Trained, float] | None = None  # a round that is not yet evaluated
+        self._told: dict[str, MetricRecord | None] = {}
+        self._begun = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["inner"], name)
+
+    def summary(self) -> None:
+        """Logs the settings."""
+        tell("\t├── Monitored by fedglad: %s", self.adapter)
+        self.inner.summary()
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """As the inner strategy's."""
+        self.session = self._begin(initial_arrays)
+        seen = ("configure_train", "aggregate_train", "aggregate_evaluate")
+        vars(self.inner).update({name: getattr(self, name) for name in seen})
+        try:
+            with self.folder.open(self.session, num_rounds) as self.records:
+                result = self.inner.start(
+                    grid,
+                    initial_arrays,
+                    num_rounds,
+                    timeout,
+                    train_config,
+                    evaluate_config,
+                    evaluate_fn and self._hearing(evaluate_fn),
+                )
+                self._close_round()
+                self.folder.finish()
+        finally:
+            for name in seen:
+                del vars(self.inner)[name]
+        return result
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The inner strategy's messages."""
+        self._close_round()
+        found = type(self.inner).configure_train(self.inner, server_round, arrays, config, grid)
+        messages = list(found)
+        try:
+            self._expect(server_round, arrays, grid, messages)
+        except Exception as error:
+            note("Monitor: round %d cannot be measured: %r", server_round, error)
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The inner strategy's model; the replies are measured on the way."""
+        replies = list(replies)
+        try:
+            self._measure(replies)
+        except Exception as error:
+            note("Monitor: round %d cannot be measured: %r", server_round, error)
+        arrays, metrics = type(self.inner).aggregate_train(self.inner, server_round, replies)
+        self._hear("train", metrics)
+        return arrays, metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The inner strategy's messages."""
+        return self.inner.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """The inner strategy's metrics."""
+        found = type(self.inner).aggregate_evaluate(self.inner, server_round, replies)
+        self._hear("evaluate", found)
+        return found
+
+    def _expect(
+        self, server_round: int, arrays: ArrayRecord, grid: Grid, messages: list[Message]
+    ) -> None:
+        """Notes who is asked, and with which model."""
+        self._asked = None
+        session = self.session = self.session or self._begin(arrays)
+        session.take_over(arrays)
+        session.t = server_round - 1
+        if session.directory.kind == "auto":
+            named = all(info.name for info in grid.get_nodes())
+            session.directory = Directory("name" if named else "id")
+        session.directory.refresh(grid, 0.0)
+        clients = {node: client for client, node in session.directory.online.items()}
+        asked = [m for m in messages if m.metadata.dst_node_id in clients]
+        ids = tuple(clients[m.metadata.dst_node_id] for m in asked)
+        self._asked, self._begun = (Cohort(ids), asked), clock()
+
+    def _measure(self, replies: list[Message]) -> None:
+        """One step of our own server, of which only the record is kept."""
+        if self._asked is None or self.session is None:
+            return
+        (cohort, messages), self._asked = self._asked, None
+        trained = self.session.aggregate(cohort, in_order(messages, replies), 0.0)
+        self._open = trained, clock() - self._begun
+        self.records.append({})
+        self._hear("train", None)
+        if trained.alarm:
+            note("Round %d: %s", self.session.t + 1, trained.alarm)
+
+    def _hear(self, part: str, metrics: MetricRecord | None) -> None:
+        """Writes what is known by now into the round's record."""
+        if self._open is not None and self.session is not None:
+            trained, seconds = self._open
+            self._told[part] = metrics
+            self.records[-1] = self.session.played(trained, self._told, {"train": seconds})
+
+    def _close_round(self) -> None:
+        """Writes the round that was open to the folder, now that it was also evaluated."""
+        if self._open is not None and self.session is not None:
+            self.folder.write(self.records[-1], self.session)
+        self._open, self._told = None, {}
+
+    def _hearing(self, evaluate_fn: EvaluateFn) -> EvaluateFn:
+        """The user's function, whose answer is also kept."""
+
+        def heard(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            found = evaluate_fn(server_round, arrays)
+            if server_round:
+                self._hear("server", found)
+            return found
+
+        return heard
+
+    def _begin(self, arrays: ArrayRecord) -> Session:
+        settings: dict[str, Any] = {
+            "optimizer": SGD(),
+            "adapter": self.adapter,
+            "filter": None,
+            "weighting": None,
+            "buffers": self.buffers,
+            "guard": self.guard,
+        }
+        return Session(
+            arrays,
+            settings,
+            optimizer=SGD(),
+            sampler=Share(),
+            seed=0,
+            directory=Directory("auto"),
+            keys=self.keys,
+            least=1,
+            report="updates",
+        )

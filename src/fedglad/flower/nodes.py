@@ -1,0 +1,172 @@
+"""Who is connected, under names that outlive a restart: Flower's own node ids do not."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+
+from fedglad.flower.replies import Unusable, read
+from fedglad.flower.rounds import exchange
+from fedglad.flower.told import note
+from fedglad.validate import as_number
+
+Kind = Literal["auto", "name", "key", "partition-id", "id"]
+KINDS: tuple[str, ...] = get_args(Kind)
+
+QUERY = "query.fedglad"
+PATIENCE = 120.0  # seconds for the answer to a query
+TRIES = 2  # that a node which does not answer is given
+MOST = 10_000_000  # a partition-id is the client's place among all: larger ones are no places
+HANDLER = '@app.query("fedglad")'
+
+
+class Directory:
+    """The clients 0 … N − 1, and the nodes behind those that are connected now.
+
+    | kind | a client is |
+    |---|---|
+    | `name`, `key` | the node's registered name, or its public key |
+    | `partition-id` | what it answers to a query of type query.fedglad; also its place k |
+    | `id` | Flower's node id, which is another one in every run |
+
+    `auto` takes the first that the first nodes have, in this order: name, partition-id, key, id.
+    """
+
+    def __init__(self, by: Kind = "auto") -> None:
+        if by not in KINDS:
+            raise ValueError(f"nodes={by!r}: choose from {', '.join(KINDS)}")
+        self.asked: str = by
+        self.kind: str = by
+        self.names: list[int | str] = []
+        self.count = 0
+        self.online: dict[int, int] = {}
+        self._places: dict[int, int] = {}  # node id to client
+        self._sizes: dict[int, int] = {}  # of clients, where told
+        self._answers: dict[int, Mapping[str, Any]] = {}  # by node id
+        self._tries = Counter[int]()
+
+    def state(self) -> dict[str, Any]:
+        """What a restart must know, as JSON types."""
+        return {"kind": self.kind, "names": self.names, "count": self.count}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Goes on with the clients of a state."""
+        if self.kind not in ("auto", saved["kind"]):
+            raise ValueError(
+                f"nodes={self.kind!r}: the run to go on with told nodes apart by {saved['kind']!r}"
+            )
+        self.kind, self.names, self.count = saved["kind"], list(saved["names"]), saved["count"]
+
+    def name(self, client: int) -> int | str:
+        """Under which name a client is in the records."""
+        return client if self.kind == "partition-id" else self.names[client]
+
+    def refresh(self, grid: Grid, timeout: float) -> None:
+        """Looks who is connected."""
+        found = {info.node_id: info for info in grid.get_nodes()}
+        self._places = {node: k for node, k in self._places.items() if node in found}
+        new = [info for node, info in found.items() if node not in self._places]
+        if new:
+            if self.kind == "auto":
+                self.kind = self._decide(grid, new, timeout)
+            self._admit(self._named(grid, new, timeout))
+        self.online = {client: node for node, client in self._places.items()}
+
+    def size(self, grid: Grid, client: int, timeout: float) -> int:
+        """A client's number of samples; asked of all connected nodes at once."""
+        if client not in self.online:
+            return self._sizes.get(client, 1)  # nobody who could be drawn
+        if client not in self._sizes:
+            self._ask(grid, list(self.online.values()), timeout)
+            for place, node in self.online.items():
+                size = as_number(self._answers.get(node, {}).get("num-examples"))
+                if size is not None and size >= 1:
+                    self._sizes[place] = int(size)
+        if client not in self._sizes:
+            raise ValueError(
+                f"client {self.name(client)} does not tell its number of samples, which the "
+                f"sampler needs: answer {HANDLER} with a MetricRecord that has num-examples"
+            )
+        return self._sizes[client]
+
+    def _decide(self, grid: Grid, new: Sequence[NodeInfo], timeout: float) -> str:
+        """The first kind that all nodes have, each its own. A key may be made up for this run."""
+        if _distinct([info.name or None for info in new]):
+            return "name"
+        self._ask(grid, [info.node_id for info in new], timeout)
+        answered = [info.node_id for info in new if info.node_id in self._answers]
+        if answered and _distinct([self._partition(node) for node in answered]):
+            return "partition-id"
+        note(
+            "Nodes have no names and do not each tell a partition-id: cohorts are those of this "
+            "run alone. Register them by name, or answer %s.",
+            HANDLER,
+        )
+        return "key" if _distinct([info.public_key or None for info in new]) else "id"
+
+    def _named(self, grid: Grid, new: Sequence[NodeInfo], timeout: float) -> dict[int, int | str]:
+        """The names of new nodes, by node id; one that has none is left out."""
+        if self.kind == "partition-id":
+            self._ask(grid, [info.node_id for info in new], timeout)
+            found = {info.node_id: self._partition(info.node_id) for info in new}
+        elif self.kind == "key":
+            found = {i.node_id: _short(i.public_key) if i.public_key else None for i in new}
+        elif self.kind == "name":
+            found = {info.node_id: info.name or None for info in new}
+        else:
+            found = {info.node_id: info.node_id for info in new}
+        return {k: name for k, name in found.items() if name is not None}
+
+    def _admit(self, named: Mapping[int, int | str]) -> None:
+        if not named and not self.count:
+            way_out = f"answer {HANDLER}" if self.kind == "partition-id" else "register it with one"
+            raise ValueError(f"nodes={self.kind!r}: no node has a {self.kind}; {way_out}")
+        for name, times in Counter(named.values()).items():
+            if times > 1:
+                raise ValueError(
+                    f"{times} nodes have the {self.kind} {name!r}: give each its own, or tell them "
+                    f"apart otherwise with nodes=..., one of {', '.join(KINDS)}"
+                )
+        if self.kind != "partition-id":
+            self.names += sorted(set(named.values()) - set(self.names), key=str)
+        by_name = {name: k for k, name in enumerate(self.names)}
+        taken = {client: node for node, client in self._places.items()}
+        for node, name in named.items():
+            client = int(name) if self.kind == "partition-id" else by_name[name]
+            if client in taken:  # until it is gone: nobody takes another's place
+                note("Node %d has the %s %r of node %d", node, self.kind, name, taken[client])
+            else:
+                self._places[node] = client
+        self.count = max([self.count, len(self.names), *(k + 1 for k in self._places.values())])
+
+    def _partition(self, node: int) -> int | None:
+        found = self._answers.get(node, {}).get("partition-id")
+        usable = isinstance(found, int) and not isinstance(found, bool) and 0 <= found < MOST
+        return found if usable else None
+
+    def _ask(self, grid: Grid, nodes: Sequence[int], timeout: float) -> None:
+        """Queries nodes that have not answered yet and may."""
+        asked = [n for n in nodes if n not in self._answers and self._tries[n] < TRIES]
+        self._tries.update(asked)
+        content = RecordDict({"config": ConfigRecord()})
+        messages = [Message(content, node, QUERY) for node in asked]
+        patience = min(timeout, PATIENCE)
+        for node, reply in zip(asked, exchange(grid, messages, patience), strict=True):
+            try:
+                self._answers[node] = dict(read(reply, patience).metrics)
+            except Unusable as reason:
+                note("Node %d does not answer %s: %s", node, QUERY, reason)
+                if reply is not None:  # it cannot; one that was silent may be asked again
+                    self._answers[node] = {}
+
+
+def _distinct(names: Sequence[Any]) -> bool:
+    return None not in names and len(set(names)) == len(names)
+
+
+def _short(key: bytes) -> str:
+    return hashlib.sha256(key).hexdigest()[:16]

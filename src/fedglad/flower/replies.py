@@ -1,0 +1,189 @@
+"""A Flower reply as an Update, and what is wrong with one that cannot be."""
+
+import io
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+
+from fedglad.flower.mods import NORMS
+from fedglad.records import Failure, Update
+from fedglad.validate import as_number
+
+Record = TypeVar("Record", ArrayRecord, MetricRecord)
+
+
+class Unusable(Exception):
+    """A reply that is no update; the message is the reason kept in the record."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client said beside its arrays."""
+
+    metrics: MetricRecord
+    content: RecordDict  # everything but the arrays
+
+    @property
+    def sq_norms(self) -> list[float] | None:
+        """The squared norms that the client reports, if it does."""
+        found = self.metrics.get(NORMS)
+        return [float(value) for value in found] if isinstance(found, list) else None
+
+
+def read(message: Message | None, waited: float) -> Reply:
+    """The reply without its arrays; raises Unusable if there is none or it has no metrics."""
+    if message is None:
+        raise Unusable(f"no reply within {waited:g} s")
+    if message.has_error():
+        raise Unusable(f"the client failed: {message.error.reason or message.error.code}")
+    rest = RecordDict()
+    for name, record in message.content.items():
+        if not isinstance(record, ArrayRecord):
+            rest[name] = record
+    return Reply(_only(message.content, MetricRecord), rest)
+
+
+def _only(content: RecordDict, kind: type[Record]) -> Record:
+    """The one record of a kind.
+
+    Not by `content.array_records`: that makes a cycle, and the arrays would live until it is found.
+    """
+    found = [record for record in content.values() if isinstance(record, kind)]
+    if len(found) != 1:
+        raise Unusable(f"the reply has {len(found)} {kind.__name__}s: one is expected")
+    return found[0]
+
+
+def weight_of(reply: Reply, key: str) -> float:
+    """The client's say; raises Unusable unless it is there, and one number."""
+    if key not in reply.metrics:
+        raise Unusable(f"there is no weight: the MetricRecord has no {key!r}")
+    value = reply.metrics[key]
+    if isinstance(value, list) or (number := as_number(value)) is None or number <= 0:
+        shown = str(value)[:40]
+        raise Unusable(f"the weight {key!r} is {shown}, not a positive finite number")
+    return number
+
+
+def update_of(message: Message, reply: Reply, client: int, weight: float) -> Update:
+    """The trained model that a reply brings; its arrays are views of the reply's bytes."""
+    model = decoded(_only(message.content, ArrayRecord))
+    return Update(model=model, weight=weight, client=client, loss=loss_of(reply.metrics))
+
+
+def decoded(record: Mapping[str, Array]) -> dict[str, np.ndarray]:
+    """The arrays by name, without a copy; raises Unusable if one cannot be read."""
+    found: dict[str, np.ndarray] = {}
+    for name, array in record.items():
+        try:
+            found[name] = _view(array)
+        except Exception as error:  # a header is parsed as Python, and fails in as many ways
+            raise Unusable(f"the array {name!r} cannot be read: {str(error)[:200]}") from None
+    return found
+
+
+def _view(array: Array) -> np.ndarray:
+    """What `Array.numpy` gives, as a view of its bytes."""
+    if array.stype != "numpy.ndarray":
+        raise ValueError(f"it is serialised as {array.stype!r}")
+    stream = io.BytesIO(array.data)
+    version = np.lib.format.read_magic(stream)
+    header = np.lib.format.read_array_header_1_0
+    if version != (1, 0):
+        header = np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = header(stream)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects")
+    count = math.prod(shape)
+    if stream.tell() + count * dtype.itemsize > len(array.data):
+        raise ValueError("it is cut off")
+    flat = np.frombuffer(array.data, dtype, count, stream.tell())
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def loss_of(metrics: Mapping[str, object]) -> float | None:
+    """A loss among metrics: train_loss, train-loss, loss, or the first with that word."""
+    return _first(metrics, ("loss",), least=-math.inf, most=math.inf)
+
+
+def accuracy_of(metrics: Mapping[str, object]) -> float | None:
+    """An accuracy among metrics, a share of 1: accuracy, eval_acc, test-accuracy."""
+    return _first(metrics, ("accuracy", "acc"), least=0.0, most=1.0)
+
+
+def _first(
+    metrics: Mapping[str, object], words: tuple[str, ...], *, least: float, most: float
+) -> float | None:
+    known = [f"{part}{word}" for word in words for part in ("train_", "train-", "")]
+    for name, value in sorted(metrics.items(), key=lambda item: item[0] not in known):
+        named = set(re.split(r"[^a-z]+", name.lower())) & set(words)
+        number = None if isinstance(value, list) else as_number(value)
+        if named and number is not None and least <= number <= most:
+            return number
+    return None
+
+
+def plain(metrics: Mapping[str, object] | None) -> dict[str, object]:
+    """Metrics as JSON types; what is not finite becomes null."""
+
+    def one(value: object) -> object:
+        if isinstance(value, list):
+            return [one(entry) for entry in value]  # pyright: ignore[reportUnknownVariableType]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return {name: one(value) for name, value in (metrics or {}).items() if name != NORMS}
+
+
+def mean_metrics(contents: list[RecordDict], key: str) -> MetricRecord:
+    """The mean of each metric by `key`, over those clients that told it.
+
+    As Flower's `aggregate_metricrecords`, which needs the same metrics of all. One that is a list
+    here and a number there has no mean.
+    """
+    told: dict[str, list[tuple[Any, float]]] = {}
+    for metrics in (_only(content, MetricRecord) for content in contents):
+        for name, value in metrics.items():
+            told.setdefault(name, []).append((value, float(cast(float, metrics[key]))))
+    del told[key]
+    means = MetricRecord()
+    for name, found in told.items():
+        values, weights = [np.asarray(value, float) for value, _ in found], [w for _, w in found]
+        if len({value.shape for value in values}) == 1:
+            means[name] = np.average(values, axis=0, weights=weights).tolist()
+    return means
+
+
+def without_norms(content: RecordDict) -> RecordDict:
+    """The content as the user's functions expect it: without the norms that we asked for."""
+    kept = RecordDict()
+    for key, record in content.items():
+        if isinstance(record, MetricRecord) and NORMS in record:
+            record = MetricRecord({k: v for k, v in record.items() if k != NORMS})
+        kept[key] = record
+    return kept
+
+
+def failed(client: int | str, reason: object) -> Failure:
+    """In place of an update."""
+    return Failure(client, str(reason))
+
+
+def sent(values: Mapping[str, np.ndarray], order: Iterable[str]) -> ArrayRecord:
+    """A model as Flower sends it, in the order that clients know."""
+    return ArrayRecord({name: Array(np.asarray(values[name], order="C")) for name in order})
+
+
+def rounds_of(
+    found: Iterable[Mapping[str, object]], part: str
+) -> Iterator[tuple[int, MetricRecord]]:
+    """The metrics of recorded rounds, by Flower's count, which begins at 1."""
+    for record in found:
+        metrics = record.get("metrics")
+        if isinstance(metrics, dict) and part in metrics:
+            usable = {k: v for k, v in metrics[part].items() if v is not None}
+            yield int(record["round"]) + 1, MetricRecord(usable)  # pyright: ignore[reportArgumentType]

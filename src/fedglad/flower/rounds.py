@@ -1,0 +1,63 @@
+"""Messages out, replies in: one by one, in the order in which they were asked for."""
+
+import time
+from collections.abc import Iterator, Sequence
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+SHORTEST, LONGEST = 0.05, 1.0  # seconds between two looks for a reply
+
+
+def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterator[Message | None]:
+    """The replies in the messages' order, None for one that did not come in time.
+
+    Each is pulled when it is asked for: those of others wait in the SuperLink, so the memory here
+    is that of one reply. All have the same time, counted from now.
+    """
+    places = _push(grid, messages)
+    deadline = time.monotonic() + timeout
+    return _pull(grid, places, deadline)
+
+
+def _push(grid: Grid, messages: Sequence[Message]) -> list[str | None]:
+    """The messages' ids; None for one that was not taken."""
+    taken: list[str | None] = list(grid.push_messages(messages))
+    if len(taken) != len(messages):  # some grids leave out what was refused
+        taken = [
+            m.metadata.message_id if m.metadata.message_id in taken else None for m in messages
+        ]
+    return taken
+
+
+def _pull(grid: Grid, places: list[str | None], deadline: float) -> Iterator[Message | None]:
+    for place in places:
+        found: list[Message] = []
+        pause = SHORTEST
+        while place is not None and not (found := list(grid.pull_messages([place]))):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            time.sleep(min(pause, left))
+            pause = min(1.5 * pause, LONGEST)
+        yield found.pop(0) if found else None  # nothing here keeps it alive
+
+
+def wait_for(grid: Grid, least: int, patience: float | None) -> Iterator[tuple[int, bool]]:
+    """How many nodes are connected, whenever that is news, until there are enough.
+
+    The flag says whether there are; with patience at an end, they are too few.
+    """
+    deadline = None if patience is None else time.monotonic() + patience
+    told = -1
+    while True:
+        count = len(list(grid.get_node_ids()))
+        if count >= least:
+            yield count, True
+            return
+        if count != told:
+            yield count, False
+            told = count
+        if deadline is not None and time.monotonic() >= deadline:
+            return
+        time.sleep(1.0)

@@ -1,0 +1,342 @@
+"""A federation in progress: everything that changes from round to round, and one round of it."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+
+from fedglad.flower.nodes import Directory
+from fedglad.flower.replies import (
+    Reply,
+    Unusable,
+    accuracy_of,
+    decoded,
+    failed,
+    loss_of,
+    plain,
+    read,
+    sent,
+    update_of,
+    weight_of,
+    without_norms,
+)
+from fedglad.flower.rounds import exchange, wait_for
+from fedglad.flower.told import note, tell
+from fedglad.optimizers import Optimizer
+from fedglad.records import Failure, Record, Round, Update
+from fedglad.rng import stream
+from fedglad.samplers import Cohort, Pool, Sampler, State
+from fedglad.server import Server
+from fedglad.trust import Alarm
+from fedglad.weights import Samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keys:
+    """Under which names things are in the messages."""
+
+    weight: str = "num-examples"
+    arrays: str = "arrays"
+    config: str = "config"
+
+
+@dataclass
+class Trained:
+    """One round of training: the record, what the clients said, and what failed before it."""
+
+    record: Record
+    said: dict[int, Reply] = field(default_factory=dict[int, Reply])
+    reasons: list[str] = field(default_factory=list[str])
+    failed: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    alarm: str | None = None
+
+    @property
+    def contents(self) -> list[RecordDict]:
+        """What the accepted clients said, in the cohort's order."""
+        accepted = [c["id"] for c in self.record.clients if "rejected" not in c]
+        return [without_norms(self.said[k].content) for k in accepted if k in self.said]
+
+
+class Session:
+    """The server, the nodes, the sampler's and the alarm's state, and the round."""
+
+    def __init__(
+        self,
+        arrays: ArrayRecord,
+        server: Mapping[str, Any],
+        *,
+        optimizer: Optimizer,
+        sampler: Sampler,
+        seed: int,
+        directory: Directory,
+        keys: Keys,
+        least: int,
+        report: str,
+    ) -> None:
+        self.order = tuple(arrays)
+        self.weighting = server["weighting"] or Samples()
+        weighting = sampler.weighting or self.weighting
+        settings: dict[str, Any] = {
+            **server,
+            "weighting": weighting,
+            "distances": sampler.distances,
+        }
+        try:
+            self.server = Server(decoded(arrays), **settings)
+        except Unusable as error:
+            raise ValueError(f"initial_arrays: {error}") from None
+        self.optimizer: Optimizer = optimizer
+        self.sampler, self.seed, self.directory, self.keys = sampler, seed, directory, keys
+        self.least, self.report = least, report
+        self.alarm = Alarm()
+        self.t = 0
+        self.stores: list[Any] = []
+        self._sampler_state: State = {}
+        self._alarm_state: dict[str, Any] = {}
+        self._pool: Pool | None = None
+
+    @property
+    def sampler_state(self) -> State:
+        """What the checkpoint keeps beside the server's state, as JSON types."""
+        return {
+            "sampler": self._sampler_state,
+            "alarm": self._alarm_state,
+            "nodes": self.directory.state(),
+        }
+
+    @sampler_state.setter
+    def sampler_state(self, saved: State) -> None:
+        self._sampler_state, self._alarm_state = dict(saved["sampler"]), dict(saved["alarm"])
+        self.directory.restore(saved["nodes"])
+
+    def arrays(self) -> ArrayRecord:
+        """The model as Flower sends it: names, order and dtypes of the initial arrays."""
+        return sent({name: value.numpy() for name, value in self.server.state.items()}, self.order)
+
+    def take_over(self, arrays: ArrayRecord) -> None:
+        """Goes on from a model that somebody else has changed."""
+        state = self.server.state_dict()
+        for name, value in decoded(arrays).items():
+            for part in ("params", "buffers"):
+                if (own := state["tensors"].get(f"{part}/{name}")) is not None:
+                    own.copy_(_tensor_like(value, own))
+        self.server.load_state_dict(state)
+
+    def wait(self, grid: Grid, patience: float) -> str | None:
+        """Waits until there are nodes enough, at first for ever; says why if there are not."""
+        least, count = max(self.least, self.sampler.clients_per_round), 0
+        for count, enough in wait_for(grid, least, patience if self.directory.count else None):
+            if enough:
+                self.directory.refresh(grid, patience)
+                return None if self.directory.online else "no node can be told apart"
+            tell("Waiting for nodes to connect: %d of at least %d", count, least)
+        if count >= max(self.least, 1):  # fewer than the sampler wants, but enough to go on
+            self.directory.refresh(grid, patience)
+            return None if self.directory.online else "no node can be told apart"
+        return f"{count} nodes are connected, at least {least} are needed"
+
+    def draw(self, grid: Grid, t: int, timeout: float, attempt: int, avoid: set[int]) -> Cohort:
+        """The cohort of round t; another one for every attempt, of others if there are."""
+        directory = self.directory
+        online = set(directory.online)
+        usable = sorted(online - avoid or online)
+        if self._pool is None or self._pool.clients != directory.count:
+            self._pool = Pool(
+                directory.count,
+                lambda k: directory.size(grid, k, timeout),
+                lambda k: None,
+                update_bytes=4 * self.server.layout.size,
+            )
+            if directory.online.keys() == set(range(directory.count)):
+                self.sampler.check(self._pool)
+        everybody = len(usable) == directory.count
+        pool = (
+            self._pool if everybody else replace(self._pool, ids=np.array(usable, dtype=np.int64))
+        )
+        seed = self.sampler.seed
+        seed = seed if isinstance(seed, int) else self.seed if seed == "run" else 0
+        rng = stream(seed, "cohort", t, *([attempt] if attempt else []))
+        return self.sampler.sample(
+            rng, t, self._sampler_state, pool, lambda ids: self._losses(grid, ids, timeout)
+        )
+
+    def messages(
+        self, clients: Sequence[int], arrays: ArrayRecord, config: ConfigRecord, kind: str
+    ) -> list[Message]:
+        """One message to each client, all with the same content."""
+        told = ConfigRecord({**config, "server-round": self.t + 1})
+        content = RecordDict({self.keys.arrays: arrays, self.keys.config: told})
+        return [Message(content, self.directory.online[k], kind) for k in clients]
+
+    def train(self, grid: Grid, config: ConfigRecord, timeout: float, retries: int) -> Trained:
+        """Round t: asks a cohort, and other ones if too few answer well."""
+        reasons: list[str] = []
+        failed: dict[int, dict[str, Any]] = {}
+        for attempt in range(retries + 1):
+            if reason := self.wait(grid, timeout):
+                trained = Trained(Record("skipped", reason))
+                break
+            cohort = self.draw(grid, self.t, timeout, attempt, set(failed))
+            tell(
+                "Round %d: asked %d of %d nodes", self.t + 1, len(cohort.ids), self.directory.count
+            )
+            messages = self.messages(cohort.ids, self.arrays(), config, MessageType.TRAIN)
+            replies = exchange(grid, messages, timeout)
+            del messages  # and with them the arrays, while replies come in
+            trained = self.aggregate(cohort, replies, timeout)
+            if trained.record.stepped or attempt == retries:
+                break
+            note("Round %d is tried again: %s", self.t + 1, trained.record.reason)
+            reasons.append(trained.record.reason or "")
+            failed |= {c["id"]: c for c in trained.record.clients if "rejected" in c}
+        else:
+            raise AssertionError("there is always a last attempt")
+        trained.reasons, trained.failed = reasons, list(failed.values())
+        return trained
+
+    def untrained(self) -> Trained:
+        """A round in which nobody was asked to train."""
+        return Trained(Record("skipped", "fraction_train is 0"))
+
+    def aggregate(
+        self, cohort: Cohort, replies: Iterator[Message | None], waited: float
+    ) -> Trained:
+        """One step by the replies, which come in the cohort's order."""
+        said: dict[int, Reply] = {}
+        updates = self._updates(cohort, replies, waited, said)
+        if self.report == "norms":
+            from fedglad.sums import Collector
+
+            collector = Collector(self.server)
+            for update in updates:
+                collector.take(update, self._reported(said, update))
+                del update
+            record = self.server.step_sums(
+                collector.sums(), population=self.directory.count, clients=collector.entries
+            )
+        else:
+            record = self.server.step(updates, population=self.directory.count)
+        self._sampler_state = self.sampler.observe(self._sampler_state, record)
+        flag, self._alarm_state = self.alarm.judge(
+            record.gsi_all if record.stepped else None, self._alarm_state
+        )
+        for client in record.clients:
+            if "rejected" in client:
+                name = self.directory.name(client["id"])
+                note("Round %d: client %s left out: %s", self.t + 1, name, client["rejected"])
+        return Trained(record, said, alarm=flag)
+
+    def played(
+        self,
+        trained: Trained,
+        told: Mapping[str, MetricRecord | None],
+        seconds: dict[str, float],
+    ) -> dict[str, Any]:
+        """A line of rounds.jsonl: the simulator's fields, and what only Flower has."""
+        tested = {**plain(told.get("server")), **plain(told.get("evaluate"))}  # ours come first
+        played = Round(
+            self.t,
+            (),
+            trained.record,
+            test_loss=loss_of(tested),
+            test_accuracy=accuracy_of(tested),
+            seconds=seconds,
+        ).to_dict()
+        again = {entry["id"] for entry in trained.record.clients}
+        failed = [c for c in trained.failed if c["id"] not in again]
+        played["clients"] = self.named([*failed, *trained.record.clients])
+        played["alarm"] = trained.alarm
+        played["attempts"] = 1 + len(trained.reasons)
+        if trained.reasons:
+            played["retried"] = trained.reasons
+        known = {part: metrics for part, metrics in told.items() if metrics is not None}
+        played["metrics"] = {part: plain(metrics) for part, metrics in known.items()}
+        return played
+
+    def named(self, entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Lines of a record with the clients' names in place of their numbers."""
+        return [{**entry, "id": self.directory.name(entry["id"])} for entry in entries]
+
+    def evaluators(self, fraction: float, least: int) -> list[int]:
+        """Who tests the model: a share of the connected, at least so many, drawn by the round."""
+        online = sorted(self.directory.online)
+        r = min(max(int(len(online) * fraction), least), len(online))
+        return stream(self.seed, "evaluators", self.t).choice(online, r, replace=False).tolist()
+
+    def evaluations(
+        self, clients: Sequence[int], replies: Iterator[Message | None], waited: float
+    ) -> list[RecordDict]:
+        """What those said who tested the model and can be understood."""
+        found: list[RecordDict] = []
+        for client, message in zip(clients, replies, strict=True):
+            try:
+                reply = read(message, waited)
+                weight_of(reply, self.keys.weight)
+                found.append(reply.content)
+            except Unusable as reason:
+                name = self.directory.name(client)
+                note("Round %d: client %s did not evaluate: %s", self.t + 1, name, reason)
+        return found
+
+    def _updates(
+        self,
+        cohort: Cohort,
+        replies: Iterator[Message | None],
+        waited: float,
+        said: dict[int, Reply],
+    ) -> Iterator[Update | Failure]:
+        """The cohort's updates; each is let go before the next is pulled."""
+        for k, client in enumerate(cohort.ids):
+            message = next(replies)
+            try:
+                reply = said[client] = read(message, waited)
+                weight = weight_of(reply, self.keys.weight)
+                if cohort.weights is not None:
+                    weight = cohort.weights[k]
+                assert message is not None
+                update = update_of(message, reply, client, weight)
+            except Unusable as reason:
+                update = failed(client, reason)
+            del message
+            yield update
+            del update
+
+    def _reported(self, said: Mapping[int, Reply], update: Update | Failure) -> list[float] | None:
+        """The squared norms of the parameters, of those of all arrays that a client reports."""
+        if isinstance(update, Failure) or not isinstance(update.client, int):
+            return None
+        norms = said[update.client].sq_norms
+        if norms is None or len(norms) != len(self.order):
+            return None
+        by_name = dict(zip(self.order, norms, strict=True))
+        return [by_name[name] for name in self.server.layout.names]
+
+    def _losses(self, grid: Grid, clients: Sequence[int], timeout: float) -> list[float]:
+        """The loss at θ of clients, NaN where it cannot be had."""
+        messages = self.messages(clients, self.arrays(), ConfigRecord(), MessageType.EVALUATE)
+        found: list[float] = []
+        for message in exchange(grid, messages, timeout):
+            try:
+                loss = loss_of(read(message, timeout).metrics)
+            except Unusable:
+                loss = None
+            found.append(float("nan") if loss is None else loss)
+        return found
+
+
+def _tensor_like(value: np.ndarray, own: Any) -> Any:
+    from fedglad.layout import as_tensor
+
+    found = as_tensor(value)
+    if found.shape != own.shape:
+        raise ValueError(f"arrays have shape {tuple(found.shape)} where {tuple(own.shape)} was")
+    return found
+
+
+def clock() -> float:
+    """Seconds, for differences."""
+    return time.perf_counter()

@@ -1,0 +1,68 @@
+"""What the configuration of a run with Flower says where the simulator's names a class.
+
+A run's folder has the same config.toml, so that `compare` and `report` read both. Such a file
+cannot be run by `fedglad run`: its clients are elsewhere.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, NoReturn
+
+import numpy as np
+
+from fedglad.samplers import Ask, Cohort, Pool, State
+from fedglad.samplers.uniform import Uniform
+
+
+def _elsewhere() -> NoReturn:
+    raise ValueError("this is the record of a run with Flower: start it again with `flwr run`")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share(Uniform):
+    """A share of the nodes that are connected, but at least `clients_per_round`."""
+
+    clients_per_round: Annotated[int, "at least so many"] = 2
+    fraction: Annotated[float, "of the nodes that are connected"] = 1.0
+
+    def draw(self, rng: np.random.Generator, t: int, state: State, pool: Pool, ask: Ask) -> Cohort:
+        r = max(int(pool.count * self.fraction), self.clients_per_round)
+        return Cohort(tuple(rng.choice(pool.who, min(r, pool.count), replace=False).tolist()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nodes:
+    """The data of Flower's nodes."""
+
+    told_apart_by: Annotated[str, "auto, name, key, partition-id or id"] = "auto"
+
+    def load_federation(self) -> Any:
+        _elsewhere()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrays:
+    """The model that a ServerApp was given as arrays."""
+
+    tensors: Annotated[int, "parameter tensors"] = 0
+    parameters: Annotated[int, "all their elements"] = 0
+
+    def build(self) -> Any:
+        _elsewhere()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientApp:
+    """Whatever the ClientApp does; nothing is known that would forbid a server's rule."""
+
+    needs_mean: ClassVar[bool] = False
+    needs_plain_step: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """Flower's SuperLink and SuperNodes, or its simulation."""
+
+    report: Annotated[str, "updates, or norms: only sums are looked at"] = "updates"
+
+    def start(self, job: Any) -> Any:
+        _elsewhere()

@@ -1,0 +1,358 @@
+"""FedGLAD for Flower's Message API: our Server behind Flower's Strategy."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from os import PathLike
+from typing import Any, Literal
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from fedglad.adapters import Adapter, Glad
+from fedglad.combine import refuse
+from fedglad.filters import Filter
+from fedglad.flower.folder import Folder
+from fedglad.flower.nodes import Directory, Kind
+from fedglad.flower.replies import mean_metrics, rounds_of
+from fedglad.flower.rounds import exchange
+from fedglad.flower.session import Keys, Session, Trained, clock
+from fedglad.flower.settings import Share
+from fedglad.flower.told import note, tell
+from fedglad.optimizers import SGD, Optimizer
+from fedglad.samplers import Cohort, Sampler
+from fedglad.validate import Guard
+from fedglad.weights import Samples
+
+AggrFn = Callable[[list[RecordDict], str], MetricRecord]
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+class NothingTrained(RuntimeError):
+    """A run in which no round could be stepped: its model is the one it began with."""
+
+
+class FedGLAD(Strategy):
+    """Any of fedglad's server optimizers, adapters, weightings, filters and samplers on Flower.
+
+        strategy = FedGLAD(optimizer=Adam(lr=5e-3), adapter=Glad(), fraction_train=0.1)
+        result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=100)
+
+    The positional arguments are those of Flower's FedAvg and mean the same. Clients stay as they
+    are: they reply with their full weights and `num-examples`.
+
+    | argument | meaning |
+    |---|---|
+    | `optimizer`, `adapter`, `filter`, `weighting`, `buffers`, `guard` | as of `fedglad.Server` |
+    | `min_clients` | with fewer good replies a round is tried again, then skipped |
+    | `sampler` | who takes part; its own `clients_per_round` takes the place of fraction_train |
+    | `seed` | of the cohorts, for a sampler with `seed="run"`, and of who evaluates |
+    | `nodes` | how nodes are told apart: auto, name, key, partition-id, id |
+    | `round_timeout` | seconds that a round's replies are waited for; None: `start`'s timeout |
+    | `retries` | other cohorts that are asked when too few replies were good |
+    | `checkpoint_dir` | the run's folder; starting again with it goes on from the last round |
+    | `report` | "norms": clients report their norms (`report_norms`), only sums are looked at |
+
+    `records` has one dict a round, in the fields of a run's rounds.jsonl.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 1.0,
+        min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2,
+        min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples",
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        train_metrics_aggr_fn: AggrFn | None = None,
+        evaluate_metrics_aggr_fn: AggrFn | None = None,
+        *,
+        optimizer: Optimizer | None = None,
+        adapter: Adapter | None = Glad(),  # noqa: B008 - frozen
+        filter: Filter | None = None,
+        weighting: Samples | None = None,
+        buffers: Iterable[str] | None = None,
+        guard: Guard | None = Guard(),  # noqa: B008 - frozen
+        min_clients: int = 1,
+        sampler: Sampler | None = None,
+        seed: int = 0,
+        nodes: Kind = "auto",
+        round_timeout: float | None = None,
+        retries: int = 2,
+        checkpoint_dir: str | PathLike[str] | None = None,
+        report: Literal["updates", "norms"] = "updates",
+    ) -> None:
+        for name, value in {"train": fraction_train, "evaluate": fraction_evaluate}.items():
+            if not 0 <= value <= 1:
+                raise ValueError(f"fraction_{name}={value!r}: must be a share in [0, 1]")
+        if sampler is not None and fraction_train not in (0.0, 1.0):
+            raise ValueError(
+                f"fraction_train={fraction_train!r} and a sampler: its clients_per_round says how "
+                "many take part; give one of the two"
+            )
+        if sampler is not None and sampler.keeps_updates:
+            raise ValueError(
+                f"{type(sampler).__name__} needs every client's last update, which is not kept "
+                "here: choose another sampler"
+            )
+        if round_timeout is not None and not 0 < round_timeout < math.inf:
+            raise ValueError(f"round_timeout={round_timeout!r}: must be positive, in seconds")
+        if min_clients < 1:
+            raise ValueError(f"min_clients={min_clients!r}: a round needs at least one client")
+        refuse(adapter or Adapter(), filter or Filter(), weighting or Samples(), sampler=sampler)
+        if retries < 0:
+            raise ValueError(f"retries={retries!r}: must be 0 or more")
+        if report not in ("updates", "norms"):
+            raise ValueError(f"report={report!r}: choose updates or norms")
+        self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
+        self.min_train_nodes = min_train_nodes if fraction_train else 0
+        self.min_evaluate_nodes = min_evaluate_nodes if fraction_evaluate else 0
+        self.min_available_nodes = min_available_nodes
+        self.weighted_by_key = weighted_by_key
+        self.arrayrecord_key, self.configrecord_key = arrayrecord_key, configrecord_key
+        self.train_metrics_aggr_fn = train_metrics_aggr_fn or mean_metrics
+        self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or mean_metrics
+        for name in ("train", "evaluate"):
+            if not getattr(self, f"fraction_{name}"):
+                note("fraction_%s is 0: no node will %s", name, name)
+        self.optimizer = optimizer or SGD()
+        self.adapter, self.filter, self.weighting = adapter, filter, weighting
+        self.buffers = None if buffers is None else tuple(buffers)
+        self.guard, self.min_clients = guard, min_clients
+        least = max(self.min_train_nodes, 1)
+        self.sampler = sampler or Share(clients_per_round=least, fraction=fraction_train)
+        self.seed = seed
+        self.nodes: Kind = nodes
+        self.round_timeout, self.retries = round_timeout, retries
+        self.checkpoint_dir, self.report = checkpoint_dir, report
+        Directory(nodes)  # raises for a kind there is not
+        self.records: list[dict[str, Any]] = []
+        self.session: Session | None = None
+        self._asked: tuple[Cohort, list[Message]] | None = None  # between Flower's two halves
+        self._given: ArrayRecord | None = None
+
+    def summary(self) -> None:
+        """Logs the settings."""
+        tell("\t├── Optimizer: %s", self.optimizer)
+        tell("\t├── Adapter: %s", self.adapter)
+        tell("\t├── Filter: %s | weighting: %s", self.filter, self.weighting)
+        tell("\t├── Sampler: %s", self.sampler)
+        tell("\t└── Run folder: %s", self.checkpoint_dir)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Runs the rounds that are left, and returns the result of all."""
+        tell("Starting %s strategy, %d rounds:", type(self).__name__, num_rounds)
+        self.summary()
+        session = self.session = self._begin(initial_arrays, num_rounds)
+        folder = Folder(self.checkpoint_dir)
+        with folder.open(session, num_rounds) as self.records:
+            result = self._result(session)
+            found = evaluate_fn(0, session.arrays()) if evaluate_fn and not session.t else None
+            if found is not None:
+                result.evaluate_metrics_serverapp[0] = found
+            for t in range(session.t, num_rounds):
+                tell("[ROUND %d/%d]", t + 1, num_rounds)
+                begin = clock()
+                trained = self._train(session, grid, train_config or ConfigRecord(), timeout)
+                told = {"train": self._averaged(trained.contents, "train")}
+                middle = clock()
+                if self.fraction_evaluate:
+                    config = evaluate_config or ConfigRecord()
+                    told["evaluate"] = self._evaluate(session, grid, config, timeout)
+                if evaluate_fn:
+                    told["server"] = evaluate_fn(t + 1, session.arrays())
+                seconds = {"train": middle - begin, "test": clock() - middle}
+                self._note(session, trained, told, seconds)
+                folder.write(self.records[-1], session)
+            self._conclude(session, num_rounds)
+            if num_rounds:
+                folder.finish()
+            result = self._result(session, result)
+        return result
+
+    # What Flower's own `Strategy.start`, and strategies that wrap others, call.
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The messages to a round's cohort."""
+        if not self.fraction_train:
+            return []
+        session = self._session(arrays, server_round)
+        patience = self.round_timeout or 3600.0
+        if reason := session.wait(grid, patience):
+            note("Round %d: %s", server_round, reason)
+            return []
+        cohort = session.draw(grid, session.t, patience, 0, set())
+        messages = session.messages(cohort.ids, arrays, config, MessageType.TRAIN)
+        self._asked = cohort, messages
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The model after the replies, None if they made no round."""
+        if self._asked is None or self.session is None:
+            return None, None
+        (cohort, messages), self._asked = self._asked, None
+        session = self.session
+        trained = session.aggregate(
+            cohort, in_order(messages, replies), self.round_timeout or 3600.0
+        )
+        metrics = self._averaged(trained.contents, "train")
+        self._note(session, trained, {"train": metrics}, {})
+        self._given = session.arrays() if trained.record.stepped else None
+        return self._given, metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The messages to those who test the model."""
+        if not self.fraction_evaluate:
+            return []
+        session = self._session(arrays, server_round, take_over=False)
+        session.directory.refresh(grid, self.round_timeout or 3600.0)
+        clients = session.evaluators(self.fraction_evaluate, self.min_evaluate_nodes)
+        messages = session.messages(clients, arrays, config, MessageType.EVALUATE)
+        self._asked = Cohort(tuple(clients)), messages
+        return messages
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """The metrics of those who could be understood."""
+        if self._asked is None or self.session is None:
+            return None
+        (cohort, messages), self._asked = self._asked, None
+        found = self.session.evaluations(cohort.ids, in_order(messages, replies), 0.0)
+        return self._averaged(found, "evaluate")
+
+    def _begin(self, arrays: ArrayRecord, rounds: int) -> Session:
+        """A session at its first round."""
+        settings = {
+            "optimizer": self.optimizer.within(rounds),
+            "adapter": self.adapter,
+            "filter": self.filter,
+            "weighting": self.weighting,
+            "buffers": self.buffers,
+            "guard": self.guard,
+            "min_clients": self.min_clients,
+        }
+        return Session(
+            arrays,
+            settings,
+            optimizer=self.optimizer,
+            sampler=self.sampler,
+            seed=self.seed,
+            directory=Directory(self.nodes),
+            keys=Keys(
+                weight=self.weighted_by_key,
+                arrays=self.arrayrecord_key,
+                config=self.configrecord_key,
+            ),
+            least=self.min_available_nodes,
+            report=self.report,
+        )
+
+    def _session(
+        self, arrays: ArrayRecord, server_round: int, *, take_over: bool = True
+    ) -> Session:
+        """The session of a loop that is not ours; its model may have been changed by others."""
+        if self.session is None or (take_over and server_round == 1):
+            self.session, self.records = self._begin(arrays, max(server_round, 1)), []
+        elif take_over and arrays is not self._given:
+            self.session.take_over(arrays)
+        self.session.t = server_round - 1
+        return self.session
+
+    def _train(self, session: Session, grid: Grid, config: ConfigRecord, timeout: float) -> Trained:
+        if not self.fraction_train:
+            session.wait(grid, self.round_timeout or timeout)
+            return session.untrained()
+        return session.train(grid, config, self.round_timeout or timeout, self.retries)
+
+    def _evaluate(
+        self, session: Session, grid: Grid, config: ConfigRecord, timeout: float
+    ) -> MetricRecord | None:
+        waited = self.round_timeout or timeout
+        session.directory.refresh(grid, waited)
+        clients = session.evaluators(self.fraction_evaluate, self.min_evaluate_nodes)
+        messages = session.messages(clients, session.arrays(), config, MessageType.EVALUATE)
+        found = session.evaluations(clients, exchange(grid, messages, waited), waited)
+        return self._averaged(found, "evaluate")
+
+    def _averaged(self, contents: list[RecordDict], what: str) -> MetricRecord | None:
+        """The metrics by the user's function; if it fails, training goes on without them."""
+        name = f"{what}_metrics_aggr_fn"
+        try:
+            return getattr(self, name)(contents, self.weighted_by_key) if contents else None
+        except Exception as error:
+            note("%s failed, the round has no such metrics: %r", name, error)
+            return None
+
+    def _note(
+        self,
+        session: Session,
+        trained: Trained,
+        told: dict[str, MetricRecord | None],
+        seconds: dict[str, float],
+    ) -> None:
+        """Adds the round to the records and moves on."""
+        self.records.append(session.played(trained, told, seconds))
+        session.t += 1
+        gsi = trained.record.gsi_all
+        tell(
+            "\t└──> %s%s%s",
+            trained.record.status if gsi is None else f"GSI {gsi:.3f}",
+            f", {trained.record.reason}" if trained.record.reason else "",
+            f", alarm: {trained.alarm}" if trained.alarm else "",
+        )
+
+    def _conclude(self, session: Session, rounds: int) -> None:
+        """What must not go unsaid at the end."""
+        skipped = [r for r in self.records if r["status"] == "skipped"]
+        rejected = sum("rejected" in c for r in self.records for c in r["clients"])
+        flagged = [r["round"] + 1 for r in self.records if r["alarm"]]
+        tell(
+            "%d of %d rounds trained; %d updates were left out; alarms in rounds %s",
+            len(self.records) - len(skipped),
+            rounds,
+            rejected,
+            flagged or "none",
+        )
+        if skipped:
+            note("%d of %d rounds were skipped: %s", len(skipped), rounds, skipped[-1]["reason"])
+        if self.fraction_train and rounds and len(skipped) == len(self.records):
+            raise NothingTrained(
+                f"none of {len(skipped)} rounds could be trained, the model is the initial one; "
+                f"the last round: {skipped[-1]['reason']}"
+            )
+
+    def _result(self, session: Session, result: Result | None = None) -> Result:
+        """What Flower calls the result: the model, and the metrics of all rounds."""
+        result = result or Result()
+        result.arrays = session.arrays()
+        result.train_metrics_clientapp.update(rounds_of(self.records, "train"))
+        result.evaluate_metrics_clientapp.update(rounds_of(self.records, "evaluate"))
+        result.evaluate_metrics_serverapp.update(rounds_of(self.records, "server"))
+        return result
+
+
+def in_order(messages: list[Message], replies: Iterable[Message]) -> Iterator[Message | None]:
+    """The replies in the order of the messages; one of a node that failed tells no sender."""
+    found = {reply.metadata.reply_to_message_id: reply for reply in replies}
+    by_node = {reply.metadata.src_node_id: reply for reply in found.values()}
+    for message in messages:
+        own = found.get(message.metadata.message_id)
+        yield own or by_node.get(message.metadata.dst_node_id)

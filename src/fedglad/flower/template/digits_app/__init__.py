@@ -1,0 +1,1 @@
+"""A Flower app: see task.py for the model and the data."""

@@ -1,0 +1,49 @@
+"""The rule that flags a round: how far GSI is from its own history. It needs no labels."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alarm:
+    """Flags a round by q = GSI/B over all parameters, B the running mean of GSI before it.
+
+    | flag | rule | it means |
+    |---|---|---|
+    | `one-sided` | q < `low` | the updates agree more than usual: the cohort may be all alike |
+    | `outlier` | q > `high` | they disagree more than usual: some are unlike the others |
+
+    B ← β B + (1 − β) GSI with bias correction, over the rounds that stepped; the first `warmup` of
+    them are not judged.
+    """
+
+    low: Annotated[float, "GSI/B below which a round is one-sided"] = 0.8
+    high: Annotated[float, "GSI/B above which a round has outliers"] = 1.5
+    beta: Annotated[float, "how much of the history stays from round to round"] = 0.9
+    warmup: Annotated[int, "rounds that are not judged"] = 3
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low < 1 < self.high:
+            raise ValueError(
+                f"Alarm(low={self.low!r}, high={self.high!r}): low must be in (0, 1), high above 1"
+            )
+        if not 0 <= self.beta < 1:
+            raise ValueError(f"Alarm(beta={self.beta!r}): must be in [0, 1)")
+        if self.warmup < 1:
+            raise ValueError(
+                f"Alarm(warmup={self.warmup!r}): there must be a round to compare with"
+            )
+
+    def judge(
+        self, gsi: float | None, state: Mapping[str, Any]
+    ) -> tuple[str | None, dict[str, Any]]:
+        """The flag of a round, None for a usual one, and the state after it; {} at first."""
+        if gsi is None:
+            return None, dict(state)
+        seen, mean = int(state.get("seen", 0)), float(state.get("mean", 0.0))
+        flag = None
+        if seen >= self.warmup:
+            q = gsi * (1 - self.beta**seen) / mean
+            flag = "one-sided" if q < self.low else "outlier" if q > self.high else None
+        return flag, {"seen": seen + 1, "mean": self.beta * mean + (1 - self.beta) * gsi}

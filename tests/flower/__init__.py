@@ -1,0 +1,1 @@
+"""FedGLAD inside Flower: its strategy, and real federations on this machine."""

@@ -1,0 +1,1 @@
+"""Clients that fail on demand."""

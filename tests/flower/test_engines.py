@@ -1,0 +1,69 @@
+"""The app of `fedglad flower init` on Flower's two engines: the bits of fedglad's own simulator."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedglad import checkpoint
+from fedglad.config import load
+from fedglad.flower.init import init
+from fedglad.runs import execute
+from tests.flower.deployment import Federation
+
+ROUNDS, CLIENTS, COHORT = 3, 4, 2
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run's folder of the preset digits, with few clients and rounds."""
+    _, config = load(
+        "digits",
+        {
+            "rounds": ROUNDS,
+            "data.clients": CLIENTS,
+            "sampler.clients_per_round": COHORT,
+            "engine.name": "serial",
+        },
+    )
+    return execute("digits", config, out=tmp_path_factory.mktemp("simulated") / "run").folder
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "rounds.jsonl").read_text("utf-8").splitlines()
+    # Not compared: the times, and what only one of the two has.
+    both = ("round", "status", "clients", "train_loss", "gsi_all", "tensors", "groups")
+    return [
+        {key: json.loads(line)[key] for key in (*both, "test_loss", "test_accuracy")}
+        for line in lines
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("simulation", [True, False], ids=["simulation", "deployment"])
+def test_flower_gives_the_bits_of_the_simulator(tmp_path: Path, simulated: Path, simulation: bool):
+    init(tmp_path / "app")
+    out = tmp_path / "out"
+    config = {
+        "num-server-rounds": ROUNDS,
+        "clients-per-round": COHORT,
+        "min-nodes": CLIENTS,
+        "out": str(out),
+    }
+    with Federation(tmp_path, nodes=CLIENTS, simulation=simulation) as federation:
+        done = federation.run(tmp_path / "app", config)
+        said = f"{done.log}\n{federation.logs}"
+    assert done.code == 0, said
+    assert (out / "summary.json").is_file(), said
+
+    assert records(out) == records(simulated)
+    assert len(records(out)) == ROUNDS
+    scales = [group["scale"] for group in records(out)[-1]["groups"].values()]
+    assert any(scale != 1 for scale in scales)  # the rule did something
+
+    last = f"checkpoints/{ROUNDS:06d}.safetensors"
+    found, _ = checkpoint.read(out / last)
+    wanted, _ = checkpoint.read(simulated / last)
+    assert found.keys() == wanted.keys()
+    assert [name for name in wanted if not found[name].equal(wanted[name])] == []

@@ -1,0 +1,177 @@
+"""`fedglad flower init`: what it writes, what it refuses, and that the two commands run it."""
+
+import inspect
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.cli.build import build_fab_from_disk
+from flwr.cli.config_utils import load_and_validate
+from typer.testing import CliRunner
+
+from fedglad.cli import app as cli
+from fedglad.config import load
+from fedglad.flower import FedGLAD, Monitor
+from fedglad.flower.init import InitError, commands, init
+from fedglad.runs import Run, execute
+from tests.flower.deployment import environment, free_ports, kill_all
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_an_app_is_written_with_its_own_names(tmp_path: Path):
+    folder = tmp_path / "My hospital"
+    written = init(folder)
+    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    modules = ("__init__", "client_app", "server_app", "task")
+    assert files == sorted([*(f"my_hospital_app/{m}.py" for m in modules), "pyproject.toml"])
+    assert sorted(written) == sorted(folder / name for name in files)
+    for path in written:
+        text = path.read_text("utf-8")
+        assert "digits_app" not in text
+        assert "digits-app" not in text
+        if path.suffix == ".py":
+            compile(text, str(path), "exec")
+    found = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))
+    assert found["project"]["name"] == "my-hospital-app"
+    assert found["tool"]["flwr"]["app"]["config"]["out"] == str(folder / "out")
+    assert found["project"]["dependencies"] == []  # else Flower would install them for every run
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("app", "fedglad-app"),
+        ("my-app", "my-app"),
+        ("torch", "torch-app"),
+        ("2nd try", "nd-try-app"),
+        ("42", "fedglad-app"),
+        ('a "quoted" \\ name', "a-quoted-name-app"),
+        ("x" * 60, "x" * 28 + "-app"),
+    ],
+)
+def test_flower_accepts_the_app_whatever_the_folder_is_called(
+    tmp_path: Path, folder: str, name: str
+):
+    init(tmp_path / folder)
+    config, warnings = load_and_validate(tmp_path / folder / "pyproject.toml")
+    assert warnings == []
+    assert config["project"]["name"] == name
+    assert config["tool"]["flwr"]["app"]["config"]["out"] == str(tmp_path / folder / "out")
+    assert build_fab_from_disk(tmp_path / folder)
+
+
+def test_an_empty_folder_will_do_also_the_one_we_are_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    done = CliRunner().invoke(cli, ["flower", "init", "."])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "here/here_app/task.py").is_file()
+
+
+def test_the_command_names_the_files_and_prints_two_commands(tmp_path: Path):
+    folder = tmp_path / "an app"
+    done = CliRunner().invoke(cli, ["flower", "init", str(folder)])
+    assert done.exit_code == 0, done.output
+    *files, own, title, first, second = done.output.splitlines()
+    assert [Path(line) for line in files] == sorted(p for p in folder.rglob("*") if p.is_file())
+    assert own == f"Your model and data go into {folder}/an_app/task.py."
+    assert title == f"Run it as it is; its records come to {folder}/out:"
+    assert (first.strip(), second.strip()) == commands(folder)
+    assert shlex.split(second)[:3] == ["flwr", "run", str(folder)]
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path, hidden: bool):
+    there = tmp_path / (".git" if hidden else "mine.txt")
+    there.write_text("mine")
+    done = CliRunner().invoke(cli, ["flower", "init", str(tmp_path)])
+    assert done.exit_code == 2
+    assert f"is not empty (it has {there.name}): choose a new folder" in done.output
+    assert list(tmp_path.iterdir()) == [there]
+
+
+def test_a_file_and_a_place_that_cannot_be_written_are_refused(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InitError, match="file is a file: choose a new folder"):
+        init(tmp_path / "file")
+    with pytest.raises(InitError, match=r"cannot be written: Not a directory"):
+        init(tmp_path / "file" / "app")
+
+
+def test_the_command_line_does_not_load_flower():
+    script = "import sys, fedglad.cli; print(*{'flwr', 'ray'} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == []
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_template_is_part_of_the_package():
+    template = resources.files("fedglad.flower") / "template"
+    assert (template / "pyproject.toml").is_file()
+    assert (template / "digits_app" / "task.py").is_file()
+
+
+def test_the_page_on_flower_prints_what_the_command_prints_and_its_code_runs():
+    page = (ROOT / "docs/flower.md").read_text("utf-8")
+    assert "\n".join(f"    {line}" for line in commands(Path("/path/to/hospitals"))) in page
+    own, watched = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    scope: dict[str, Any] = {}
+    exec(own, scope)
+    assert isinstance(scope["strategy"], FedGLAD)
+    exec(watched, scope)
+    assert isinstance(scope["strategy"], Monitor)
+    defaults = {n: p.default for n, p in inspect.signature(FedGLAD).parameters.items()}
+    first, told = page.partition("## Options")[2].partition("| option |")[::2]
+    assert re.findall(r"`(\w+)`", first) == list(defaults)[:10]
+    rows = re.findall(r"^\| (`.*?) \|", told.partition("\n## ")[0], re.M)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == {*list(defaults)[10:]}
+
+
+@pytest.mark.slow
+def test_the_two_printed_commands_run_the_app_offline(tmp_path: Path):
+    home = tmp_path / "home"
+    home.mkdir()
+    env = environment(home / ".flwr") | {
+        "HOME": str(home),
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_ports(1)[0]),
+    }
+    # What a user has not set, either: no dependencies are installed because the app names none.
+    del env["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"]
+    del env["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"]
+    app = tmp_path / "an app"
+    try:
+        printed = _sh(f"fedglad flower init {shlex.quote(str(app))}", env, tmp_path)
+        assert printed.returncode == 0, printed.stderr
+        two = re.findall(r"^    (.*)$", printed.stdout, re.M)
+        assert len(two) == 2
+        done = _sh("\n".join(["set -e", *two]), env, tmp_path)
+    finally:
+        kill_all(home / ".flwr")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (app / "out/summary.json").is_file(), done.stdout + done.stderr
+
+    _, config = load("digits", {"rounds": 10, "engine.name": "serial"})
+    simulated = execute("digits", config, out=tmp_path / "simulated")
+    ours, theirs = Run(app / "out").rounds(), simulated.rounds()
+    assert [r["test_accuracy"] for r in ours] == [r["test_accuracy"] for r in theirs]
+    assert [r["gsi_all"] for r in ours] == [r["gsi_all"] for r in theirs]
+
+
+def _sh(script: str, env: dict[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    assert os.path.isabs(env["PATH"].partition(os.pathsep)[0])
+    return subprocess.run(
+        ["sh", "-c", script], env=env, cwd=cwd, capture_output=True, text=True, timeout=240
+    )
