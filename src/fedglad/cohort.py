@@ -330,10 +330,6 @@ class Intake:
             )
         if reason := self.plan.filter.needs(n):
             raise Skipped(reason)
-        if found := self.gate.out_of_proportion():
-            place, reason = found
-            self.members[place].entry["rejected"] = reason
-            raise Skipped(f"an update is in the sum and should not be: {reason}")
 
     def _share(self, weights: list[float]) -> tuple[np.ndarray, float]:
         """Weights, mostly of sum 1, noted in the record, and what the relative ones are times."""

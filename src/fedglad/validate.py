@@ -77,16 +77,6 @@ class Gate:
             limit = f"{self.guard.weight:g} times the median {usual:.4g}"
             raise Rejected(f"weight {weight:.4g} is more than {limit}")
 
-    def out_of_proportion(self) -> tuple[int, str] | None:
-        """In the first round, the place of a weight that outweighs all others, and the reason."""
-        usual = _median(self.weights)
-        if self.guard and not self.usual_weight:
-            for place, weight in enumerate(self.weights):
-                if weight > self.guard.weight * usual:
-                    limit = f"{self.guard.weight:g} times the cohort's median {usual:.4g}"
-                    return place, f"weight {weight:.4g} is more than {limit}"
-        return None
-
     def check_norm(self, norm: float, model_norm: float) -> None:
         if not norm <= MAX_NORM:
             raise Rejected(f"norm {norm:.3g} is above {MAX_NORM:.0e}")

@@ -1,5 +1,6 @@
 """A federation in progress: everything that changes from round to round, and one round of it."""
 
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,14 @@ from fedglad.samplers import Cohort, Pool, Sampler, State
 from fedglad.server import Server
 from fedglad.trust import Alarm
 from fedglad.weights import Samples
+
+
+class Outweighed(Exception):
+    """One of the first round's clients has a weight out of all proportion."""
+
+    def __init__(self, client: int, reason: str) -> None:
+        super().__init__(reason)
+        self.client = client
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +107,7 @@ class Session:
         self._sampler_state: State = {}
         self._alarm_state: dict[str, Any] = {}
         self._pool: Pool | None = None
+        self._usual: float | None = None  # weight, if the first round was lost to an unusual one
 
     @property
     def sampler_state(self) -> State:
@@ -106,11 +116,13 @@ class Session:
             "sampler": self._sampler_state,
             "alarm": self._alarm_state,
             "nodes": self.directory.state(),
+            "usual": self._usual,
         }
 
     @sampler_state.setter
     def sampler_state(self, saved: State) -> None:
         self._sampler_state, self._alarm_state = dict(saved["sampler"]), dict(saved["alarm"])
+        self._usual = saved["usual"]
         self.directory.restore(saved["nodes"])
 
     def arrays(self) -> ArrayRecord:
@@ -206,6 +218,15 @@ class Session:
         self, cohort: Cohort, replies: Iterator[Message | None], waited: float
     ) -> Trained:
         """One step by the replies, which come in the cohort's order."""
+        try:
+            return self._aggregate(cohort, replies, waited)
+        except Outweighed as error:  # nothing was changed
+            entry = {"id": error.client, "weight": 0.0, "loss": None, "sq_norm": None}
+            return Trained(Record("skipped", str(error), [{**entry, "rejected": str(error)}]))
+
+    def _aggregate(
+        self, cohort: Cohort, replies: Iterator[Message | None], waited: float
+    ) -> Trained:
         said: dict[int, Reply] = {}
         updates = self._updates(cohort, replies, waited, said)
         if self.report == "norms":
@@ -290,11 +311,14 @@ class Session:
         said: dict[int, Reply],
     ) -> Iterator[Update | Failure]:
         """The cohort's updates; each is let go before the next is pulled."""
+        weights: dict[int, float] = {}
         for k, client in enumerate(cohort.ids):
             message = next(replies)
             try:
                 reply = said[client] = read(message, waited)
-                weight = weight_of(reply, self.keys.weight)
+                weight = weights[client] = weight_of(reply, self.keys.weight)
+                if reason := self._unusual(weight, self._usual):
+                    raise Unusable(reason)
                 if cohort.weights is not None:
                     weight = cohort.weights[k]
                 assert message is not None
@@ -304,6 +328,22 @@ class Session:
             del message
             yield update
             del update
+        self._compare(weights)
+
+    def _unusual(self, weight: float, usual: float | None) -> str | None:
+        """Why a weight cannot be meant. Once a round has stepped, the server's guard knows."""
+        guard = self.server.guard
+        if self.server.round or not guard or not usual or weight <= guard.weight * usual:
+            return None
+        return f"weight {weight:.4g} is more than {guard.weight:g} times the median {usual:.4g}"
+
+    def _compare(self, weights: Mapping[int, float]) -> None:
+        """In the first round the cohort is all there is to compare with."""
+        median = statistics.median_high(weights.values()) if len(weights) > 2 else None
+        for client, weight in weights.items():
+            if self._usual is None and (reason := self._unusual(weight, median)):
+                self._usual = median
+                raise Outweighed(client, reason)
 
     def _reported(self, said: Mapping[int, Reply], update: Update | Failure) -> list[float] | None:
         """The squared norms of the parameters, of those of all arrays that a client reports."""

@@ -15,7 +15,7 @@ from fedglad.filters import Filter
 from fedglad.flower.folder import Folder
 from fedglad.flower.nodes import Directory, Kind
 from fedglad.flower.replies import mean_metrics, rounds_of
-from fedglad.flower.rounds import exchange
+from fedglad.flower.rounds import exchange, return_memory
 from fedglad.flower.session import Keys, Session, Trained, clock
 from fedglad.flower.settings import Share
 from fedglad.flower.told import note, tell
@@ -154,6 +154,7 @@ class FedGLAD(Strategy):
         """Runs the rounds that are left, and returns the result of all."""
         tell("Starting %s strategy, %d rounds:", type(self).__name__, num_rounds)
         self.summary()
+        return_memory()
         session = self.session = self._begin(initial_arrays, num_rounds)
         folder = Folder(self.checkpoint_dir)
         with folder.open(session, num_rounds) as self.records:
