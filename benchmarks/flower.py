@@ -18,7 +18,8 @@ from _shared import load, machine, options, table
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.flower.deployment import Federation  # noqa: E402 - it lies beside the tests
+from tests.flower import deployment  # noqa: E402 - it lies beside the tests
+from tests.flower.deployment import Federation  # noqa: E402
 
 CLIENTS = 10
 APP = ROOT / "benchmarks" / "flower_app"
@@ -31,6 +32,7 @@ def main() -> None:
     given = options(__doc__.splitlines()[0], rounds=3, repeats=2).parse_args()
     rounds, repeats = (1, 1) if given.quick else (given.rounds, given.repeats)
     models = ["cnn"] if given.quick else list(MODELS)
+    deployment.RUN = 3600.0
     print(f"{machine()}; load before {load()}")
     found: dict[tuple[str, str], dict[str, Any]] = {}
     with (

@@ -95,9 +95,15 @@ class Session:
             "distances": sampler.distances,
         }
         try:
-            self.server = Server(decoded(arrays), **settings)
+            values = decoded(arrays)
         except Unusable as error:
             raise ValueError(f"initial_arrays: {error}") from None
+        for name, value in values.items():
+            if value.dtype.kind == "f" and not np.isfinite(value).all():
+                raise ValueError(
+                    f"initial_arrays: {name!r} holds NaN or inf, nothing can be learned"
+                )
+        self.server = Server(values, **settings)
         self.optimizer: Optimizer = optimizer
         self.sampler, self.seed, self.directory, self.keys = sampler, seed, directory, keys
         self.least, self.report = least, report

@@ -312,13 +312,11 @@ class FedGLAD(Strategy):
         """Adds the round to the records and moves on."""
         self.records.append(session.played(trained, told, seconds))
         session.t += 1
-        gsi = trained.record.gsi_all
-        tell(
-            "\t└──> %s%s%s",
-            trained.record.status if gsi is None else f"GSI {gsi:.3f}",
-            f", {trained.record.reason}" if trained.record.reason else "",
-            f", alarm: {trained.alarm}" if trained.alarm else "",
-        )
+        record, accuracy = trained.record, self.records[-1]["test_accuracy"]
+        said = [record.status if record.gsi_all is None else f"GSI {record.gsi_all:.3f}"]
+        said += [] if accuracy is None else [f"accuracy {100 * accuracy:.2f} %"]
+        said += [text for text in (record.reason, trained.alarm) if text]
+        tell("\t└──> %s", ", ".join(said))
 
     def _conclude(self, session: Session, rounds: int) -> None:
         """What must not go unsaid at the end."""
