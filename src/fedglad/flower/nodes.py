@@ -43,6 +43,7 @@ class Directory:
         self.kind: str = by
         self.names: list[int | str] = []
         self.count = 0
+        self.expected = 0  # nodes that a run had which is gone on with
         self.online: dict[int, int] = {}
         self._places: dict[int, int] = {}  # node id to client
         self._sizes: dict[int, int] = {}  # of clients, where told
@@ -51,7 +52,8 @@ class Directory:
 
     def state(self) -> dict[str, Any]:
         """What a restart must know, as JSON types."""
-        return {"kind": self.kind, "names": self.names, "count": self.count}
+        online = len(self.online)
+        return {"kind": self.kind, "names": self.names, "count": self.count, "online": online}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Goes on with the clients of a state."""
@@ -60,6 +62,7 @@ class Directory:
                 f"nodes={self.kind!r}: the run to go on with told nodes apart by {saved['kind']!r}"
             )
         self.kind, self.names, self.count = saved["kind"], list(saved["names"]), saved["count"]
+        self.expected = saved["online"]
 
     def name(self, client: int) -> int | str:
         """Under which name a client is in the records."""

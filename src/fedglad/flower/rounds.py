@@ -54,21 +54,14 @@ def return_memory() -> None:
         ctypes.CDLL(None).mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD
 
 
-def wait_for(grid: Grid, least: int, patience: float | None) -> Iterator[tuple[int, bool]]:
-    """How many nodes are connected, whenever that is news, until there are enough.
-
-    The flag says whether there are; with patience at an end, they are too few.
-    """
+def wait_for(grid: Grid, wanted: int, patience: float | None) -> Iterator[int]:
+    """How many nodes are connected, whenever that is news, until they are enough or it is late."""
     deadline = None if patience is None else time.monotonic() + patience
     told = -1
     while True:
-        count = len(list(grid.get_node_ids()))
-        if count >= least:
-            yield count, True
-            return
-        if count != told:
-            yield count, False
-            told = count
-        if deadline is not None and time.monotonic() >= deadline:
+        if (count := len(list(grid.get_node_ids()))) != told:
+            yield count
+        told = count
+        if count >= wanted or (deadline is not None and time.monotonic() >= deadline):
             return
         time.sleep(1.0)

@@ -113,6 +113,7 @@ class Session:
         self._sampler_state: State = {}
         self._alarm_state: dict[str, Any] = {}
         self._pool: Pool | None = None
+        self._met = False  # whether the nodes of a first round were there
         self._usual: float | None = None  # weight, if the first round was lost to an unusual one
 
     @property
@@ -145,17 +146,24 @@ class Session:
         self.server.load_state_dict(state)
 
     def wait(self, grid: Grid, patience: float) -> str | None:
-        """Waits until there are nodes enough, at first for ever; says why if there are not."""
-        least, count = max(self.least, self.sampler.clients_per_round), 0
-        for count, enough in wait_for(grid, least, patience if self.directory.count else None):
-            if enough:
-                self.directory.refresh(grid, patience)
-                return None if self.directory.online else "no node can be told apart"
-            tell("Waiting for nodes to connect: %d of at least %d", count, least)
-        if count >= max(self.least, 1):  # fewer than the sampler wants, but enough to go on
-            self.directory.refresh(grid, patience)
-            return None if self.directory.online else "no node can be told apart"
-        return f"{count} nodes are connected, at least {least} are needed"
+        """Waits until there are nodes enough; says why if there are not.
+
+        A run begins when there is a whole cohort, whenever that is; one that goes on waits a while
+        for all those it had. Later it goes on with whoever is left, if they are enough.
+        """
+        least = wanted = max(self.least, 1)
+        if not self._met:
+            wanted = max(least, self.sampler.clients_per_round, self.directory.expected)
+        endless = not self._met and not self.directory.expected
+        count = 0
+        for count in wait_for(grid, wanted, None if endless else patience):
+            if count < wanted:
+                tell("Waiting for nodes to connect: %d of %d", count, wanted)
+        if count < least:
+            return f"{count} nodes are connected, at least {least} are needed"
+        self._met = True
+        self.directory.refresh(grid, patience)
+        return None if self.directory.online else "no node can be told apart"
 
     def draw(self, grid: Grid, t: int, timeout: float, attempt: int, avoid: set[int]) -> Cohort:
         """The cohort of round t; another one for every attempt, of others if there are."""
