@@ -189,8 +189,13 @@ def _check_format(run: Run, saved: dict[str, Any], way_out: str = WAY_OUT) -> No
         )
 
 
-def restore(run: Run, simulation: Progress, way_out: str = WAY_OUT) -> None:
-    """Goes back to the newest checkpoint that can be read, and cuts the records to it."""
+def restore(
+    run: Run, simulation: Progress, way_out: str = WAY_OUT, *, from_start: bool = True
+) -> None:
+    """Goes back to the newest checkpoint that can be read, and cuts the records to it.
+
+    If there are checkpoints and none can be, to the start, or not at all.
+    """
     folder = run.folder / "checkpoints"
     tensors_only = (p for p in folder.glob("*.safetensors") if not p.with_suffix(".json").exists())
     for left in [*checkpoint.leftovers(run.folder), *checkpoint.leftovers(folder), *tensors_only]:
@@ -211,6 +216,11 @@ def restore(run: Run, simulation: Progress, way_out: str = WAY_OUT) -> None:
             continue
         simulation.t, simulation.sampler_state = t, sampler_state
         break
+    else:
+        if not from_start and any(folder.glob("*.json")):
+            raise RunError(
+                f"{run.folder}: none of its checkpoints can be used (log.txt); {way_out}"
+            )
     for store in simulation.stores:
         store.restore(simulation.t)
     lines = [json.dumps(found) for found in run.rounds()[: simulation.t]]

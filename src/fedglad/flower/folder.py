@@ -1,6 +1,7 @@
 """The folder of a run with Flower: the same files as the simulator's, and going on from them."""
 
 import json
+import math
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -42,7 +43,7 @@ class Folder:
             self._describe(self.run.folder, session, rounds)
             if self.resumable:
                 (self.run.folder / "checkpoints").mkdir(exist_ok=True)
-                restore(self.run, session, WAY_OUT)
+                restore(self.run, session, WAY_OUT, from_start=False)
             found = self.run.rounds()
             if found:
                 tell("Going on after round %d of %d in %s", len(found), rounds, self.run.folder)
@@ -56,10 +57,16 @@ class Folder:
         """One round: its line first, then the checkpoint that makes it count."""
         if self.run is None or self._records is None:
             return
-        self._records.write(json.dumps(record, allow_nan=False) + "\n")
-        self._records.flush()
-        if self.resumable:
-            save(self.run.folder / "checkpoints", session, self._records)
+        try:
+            self._records.write(json.dumps(record, allow_nan=False) + "\n")
+            self._records.flush()
+            if self.resumable:
+                save(self.run.folder / "checkpoints", session, self._records)
+        except OSError as error:
+            raise RunError(
+                f"{self.run.folder} could not be written: {error}. What was saved is intact: make "
+                "room and start again"
+            ) from error
 
     def finish(self) -> None:
         """The result of the whole run."""
@@ -69,13 +76,13 @@ class Folder:
 
     def _describe(self, folder: Path, session: Session, rounds: int) -> None:
         """Writes config.toml, or sees that the one there is of the same run."""
-        config = describe(session, rounds)
+        config = describe(session, max(rounds, len(Run(folder).rounds()), 1))
         path = folder / "config.toml"
         try:
             text = config.to_toml()
             if path.is_file():
                 theirs = load(path)[1]
-                if replace(theirs, rounds=rounds).hash() != config.hash():
+                if replace(theirs, rounds=config.rounds).hash() != config.hash():
                     raise RunError(
                         f"{folder} holds a run with other settings (config.toml): {WAY_OUT}"
                     )
@@ -100,6 +107,12 @@ def describe(session: Session, rounds: int) -> Config:
             "weighting": session.weighting,
             "server": session.optimizer,
             "adapter": server.adapter,
-            "engine": Engine(report=session.report),
+            "engine": Engine(
+                report=session.report,
+                weighted_by=session.keys.weight,
+                min_clients=server.min_clients,
+                guard_norm=server.guard.norm if server.guard else math.inf,
+                guard_weight=server.guard.weight if server.guard else math.inf,
+            ),
         },
     )

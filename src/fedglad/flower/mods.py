@@ -22,7 +22,7 @@ def report_norms(
 ) -> "Message":
     """A mod that adds ‖θ − θ_k‖² of every array to the reply's metrics, for `report="norms"`.
 
-        app = ClientApp(mods=[report_norms, ...])
+        @app.train(mods=[report_norms, ...])
 
     It stands first, that is outermost, and so measures what is really sent, clipped and noisy as
     it may be. Arrays that are not floating point count as 0. A reply that is not one ArrayRecord of

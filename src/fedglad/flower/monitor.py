@@ -19,6 +19,8 @@ from fedglad.optimizers import SGD
 from fedglad.samplers import Cohort
 from fedglad.validate import Guard
 
+SEEN = ("configure_train", "aggregate_train", "aggregate_evaluate")
+
 
 class Monitor(Strategy):
     """Measures every round of a Flower strategy and leaves its model as it is.
@@ -57,9 +59,12 @@ class Monitor(Strategy):
         self._open: tuple[Trained, float] | None = None  # a round that is not yet evaluated
         self._told: dict[str, MetricRecord | None] = {}
         self._begun = 0.0
+        self._inner: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["inner"], name)
+        if "inner" not in self.__dict__:  # while it is being copied
+            raise AttributeError(name)
+        return getattr(self.inner, name)
 
     def summary(self) -> None:
         """Logs the settings."""
@@ -77,25 +82,26 @@ class Monitor(Strategy):
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
         """As the inner strategy's."""
-        self.session = self._begin(initial_arrays)
-        seen = ("configure_train", "aggregate_train", "aggregate_evaluate")
-        vars(self.inner).update({name: getattr(self, name) for name in seen})
+        heard = evaluate_fn and self._hearing(evaluate_fn)
+        given = grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, heard
         try:
-            with self.folder.open(self.session, num_rounds) as self.records:
-                result = self.inner.start(
-                    grid,
-                    initial_arrays,
-                    num_rounds,
-                    timeout,
-                    train_config,
-                    evaluate_config,
-                    evaluate_fn and self._hearing(evaluate_fn),
-                )
+            self.session = self._begin(initial_arrays)
+        except Exception as error:
+            note("Monitor: this model cannot be measured: %r", error)
+            return self.inner.start(*given)
+        with self.folder.open(self.session, num_rounds) as self.records:
+            own = vars(self.inner)
+            before = {name: own[name] for name in SEEN if name in own}
+            self._inner = {name: getattr(self.inner, name) for name in SEEN}
+            own.update({name: getattr(self, name) for name in SEEN})
+            try:
+                result = self.inner.start(*given)
+            finally:
+                for name in SEEN:
+                    del own[name]
+                own.update(before)
                 self._close_round()
-                self.folder.finish()
-        finally:
-            for name in seen:
-                del vars(self.inner)[name]
+            self.folder.finish()
         return result
 
     def configure_train(
@@ -103,7 +109,7 @@ class Monitor(Strategy):
     ) -> Iterable[Message]:
         """The inner strategy's messages."""
         self._close_round()
-        found = type(self.inner).configure_train(self.inner, server_round, arrays, config, grid)
+        found = self._of_inner("configure_train")(server_round, arrays, config, grid)
         messages = list(found)
         try:
             self._expect(server_round, arrays, grid, messages)
@@ -120,7 +126,7 @@ class Monitor(Strategy):
             self._measure(replies)
         except Exception as error:
             note("Monitor: round %d cannot be measured: %r", server_round, error)
-        arrays, metrics = type(self.inner).aggregate_train(self.inner, server_round, replies)
+        arrays, metrics = self._of_inner("aggregate_train")(server_round, replies)
         self._hear("train", metrics)
         return arrays, metrics
 
@@ -134,7 +140,7 @@ class Monitor(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """The inner strategy's metrics."""
-        found = type(self.inner).aggregate_evaluate(self.inner, server_round, replies)
+        found = self._of_inner("aggregate_evaluate")(server_round, replies)
         self._hear("evaluate", found)
         return found
 
@@ -176,8 +182,11 @@ class Monitor(Strategy):
 
     def _close_round(self) -> None:
         """Writes the round that was open to the folder, now that it was also evaluated."""
-        if self._open is not None and self.session is not None:
-            self.folder.write(self.records[-1], self.session)
+        try:
+            if self._open is not None and self.session is not None:
+                self.folder.write(self.records[-1], self.session)
+        except Exception as error:
+            note("Monitor: the round could not be written: %r", error)
         self._open, self._told = None, {}
 
     def _hearing(self, evaluate_fn: EvaluateFn) -> EvaluateFn:
@@ -190,6 +199,10 @@ class Monitor(Strategy):
             return found
 
         return heard
+
+    def _of_inner(self, name: str) -> Any:
+        """The inner strategy's own method, whose place ours takes while it runs."""
+        return self._inner.get(name) or getattr(self.inner, name)
 
     def _begin(self, arrays: ArrayRecord) -> Session:
         settings: dict[str, Any] = {

@@ -1,11 +1,14 @@
 """Who is connected, under names that outlive a restart: Flower's own node ids do not."""
 
 import hashlib
+import math
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
@@ -19,9 +22,23 @@ KINDS: tuple[str, ...] = get_args(Kind)
 
 QUERY = "query.fedglad"
 PATIENCE = 120.0  # seconds for the answer to a query
-TRIES = 2  # that a node which does not answer is given
-MOST = 10_000_000  # a partition-id is the client's place among all: larger ones are no places
+TRIES = 2  # that a node which does not answer is given, and one more in every AGAIN rounds
+AGAIN = 10
+MOST = 100_000  # a partition-id is the client's place among all: larger ones are no places
+UNUSUAL = 10_000.0  # times the median: no number of samples that can be meant
+SILENT = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE)
 HANDLER = '@app.query("fedglad")'
+
+
+class NoSize(ValueError):
+    """A client whose number of samples is not known, and a sampler that needs it."""
+
+    def __init__(self, client: int, name: int | str) -> None:
+        super().__init__(
+            f"client {name} does not tell a number of samples that can be meant, which the sampler "
+            f"needs: answer {HANDLER} with a MetricRecord that has num-examples"
+        )
+        self.client = client
 
 
 class Directory:
@@ -49,6 +66,8 @@ class Directory:
         self._sizes: dict[int, int] = {}  # of clients, where told
         self._answers: dict[int, Mapping[str, Any]] = {}  # by node id
         self._tries = Counter[int]()
+        self._looks = 0
+        self._unnamed: set[int] = set()  # nodes of which it was said that they are left out
 
     def state(self) -> dict[str, Any]:
         """What a restart must know, as JSON types."""
@@ -64,12 +83,18 @@ class Directory:
         self.kind, self.names, self.count = saved["kind"], list(saved["names"]), saved["count"]
         self.expected = saved["online"]
 
+    @property
+    def population(self) -> int:
+        """How many clients there are or were."""
+        return len(self.names)
+
     def name(self, client: int) -> int | str:
         """Under which name a client is in the records."""
         return client if self.kind == "partition-id" else self.names[client]
 
     def refresh(self, grid: Grid, timeout: float) -> None:
         """Looks who is connected."""
+        self._looks += 1
         found = {info.node_id: info for info in grid.get_nodes()}
         self._places = {node: k for node, k in self._places.items() if node in found}
         new = [info for node, info in found.items() if node not in self._places]
@@ -82,27 +107,33 @@ class Directory:
     def size(self, grid: Grid, client: int, timeout: float) -> int:
         """A client's number of samples; asked of all connected nodes at once."""
         if client not in self.online:
-            return self._sizes.get(client, 1)  # nobody who could be drawn
+            return 1  # nobody who could be drawn
         if client not in self._sizes:
             self._ask(grid, list(self.online.values()), timeout)
-            for place, node in self.online.items():
-                size = as_number(self._answers.get(node, {}).get("num-examples"))
-                if size is not None and size >= 1:
-                    self._sizes[place] = int(size)
+            told = {k: self._told(node) for k, node in self.online.items()}
+            known = {k: size for k, size in told.items() if size is not None}
+            most = UNUSUAL * statistics.median_high(known.values()) if len(known) > 2 else math.inf
+            self._sizes = {k: size for k, size in known.items() if size <= most}
         if client not in self._sizes:
-            raise ValueError(
-                f"client {self.name(client)} does not tell its number of samples, which the "
-                f"sampler needs: answer {HANDLER} with a MetricRecord that has num-examples"
-            )
+            raise NoSize(client, self.name(client))
         return self._sizes[client]
 
+    def _told(self, node: int) -> int | None:
+        size = as_number(self._answers.get(node, {}).get("num-examples"))
+        return int(size) if size is not None and 1 <= size <= 1e15 else None
+
     def _decide(self, grid: Grid, new: Sequence[NodeInfo], timeout: float) -> str:
-        """The first kind that all nodes have, each its own. A key may be made up for this run."""
+        """The first kind that the nodes have, each its own. A key may be made up for this run.
+
+        Of partition-ids it is enough if most that answered have one: the others are left out.
+        """
         if _distinct([info.name or None for info in new]):
             return "name"
         self._ask(grid, [info.node_id for info in new], timeout)
         answered = [info.node_id for info in new if info.node_id in self._answers]
-        if answered and _distinct([self._partition(node) for node in answered]):
+        places = Counter(self._partition(node) for node in answered)
+        own = sum(times == 1 for place, times in places.items() if place is not None)
+        if 2 * own > len(answered):
             return "partition-id"
         note(
             "Nodes have no names and do not each tell a partition-id: cohorts are those of this "
@@ -122,6 +153,10 @@ class Directory:
             found = {info.node_id: info.name or None for info in new}
         else:
             found = {info.node_id: info.node_id for info in new}
+        for node, name in found.items():
+            if name is None and node not in self._unnamed:
+                self._unnamed.add(node)
+                note("Node %d has no %s: it is left out", node, self.kind)
         return {k: name for k, name in found.items() if name is not None}
 
     def _admit(self, named: Mapping[int, int | str]) -> None:
@@ -129,13 +164,12 @@ class Directory:
             way_out = f"answer {HANDLER}" if self.kind == "partition-id" else "register it with one"
             raise ValueError(f"nodes={self.kind!r}: no node has a {self.kind}; {way_out}")
         for name, times in Counter(named.values()).items():
-            if times > 1:
+            if times > 1 and self.asked == self.kind and not self.count:
                 raise ValueError(
                     f"{times} nodes have the {self.kind} {name!r}: give each its own, or tell them "
                     f"apart otherwise with nodes=..., one of {', '.join(KINDS)}"
                 )
-        if self.kind != "partition-id":
-            self.names += sorted(set(named.values()) - set(self.names), key=str)
+        self.names += sorted(set(named.values()) - set(self.names), key=str)
         by_name = {name: k for k, name in enumerate(self.names)}
         taken = {client: node for node, client in self._places.items()}
         for node, name in named.items():
@@ -144,7 +178,8 @@ class Directory:
                 note("Node %d has the %s %r of node %d", node, self.kind, name, taken[client])
             else:
                 self._places[node] = client
-        self.count = max([self.count, len(self.names), *(k + 1 for k in self._places.values())])
+                taken[client] = node
+        self.count = max([self.count, len(self.names), *(k + 1 for k in taken)])
 
     def _partition(self, node: int) -> int | None:
         found = self._answers.get(node, {}).get("partition-id")
@@ -153,7 +188,9 @@ class Directory:
 
     def _ask(self, grid: Grid, nodes: Sequence[int], timeout: float) -> None:
         """Queries nodes that have not answered yet and may."""
-        asked = [n for n in nodes if n not in self._answers and self._tries[n] < TRIES]
+        again = self._looks % AGAIN == 0
+        silent = [node for node in nodes if node not in self._answers]
+        asked = [node for node in silent if again or self._tries[node] < TRIES]
         self._tries.update(asked)
         content = RecordDict({"config": ConfigRecord()})
         messages = [Message(content, node, QUERY) for node in asked]
@@ -163,6 +200,8 @@ class Directory:
                 self._answers[node] = dict(read(reply, patience).metrics)
             except Unusable as reason:
                 note("Node %d does not answer %s: %s", node, QUERY, reason)
+                if reply is not None and reply.has_error() and reply.error.code in SILENT:
+                    continue
                 if reply is not None:  # it cannot; one that was silent may be asked again
                     self._answers[node] = {}
 

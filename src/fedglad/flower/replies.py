@@ -14,6 +14,8 @@ from fedglad.flower.mods import NORMS
 from fedglad.records import Failure, Update
 from fedglad.validate import as_number
 
+LONGEST = 500  # letters of what a client says
+
 Record = TypeVar("Record", ArrayRecord, MetricRecord)
 
 
@@ -40,7 +42,8 @@ def read(message: Message | None, waited: float) -> Reply:
     if message is None:
         raise Unusable(f"no reply within {waited:g} s")
     if message.has_error():
-        raise Unusable(f"the client failed: {message.error.reason or message.error.code}")
+        reason = str(message.error.reason or message.error.code)[:LONGEST]
+        raise Unusable(f"the client failed: {reason}")
     rest = RecordDict()
     for name, record in message.content.items():
         if not isinstance(record, ArrayRecord):
@@ -179,11 +182,16 @@ def sent(values: Mapping[str, np.ndarray], order: Iterable[str]) -> ArrayRecord:
 
 
 def rounds_of(
-    found: Iterable[Mapping[str, object]], part: str
+    found: Iterable[Mapping[str, Any]], part: str, first: int = 1
 ) -> Iterator[tuple[int, MetricRecord]]:
     """The metrics of recorded rounds, by Flower's count, which begins at 1."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, list):
+            return [read(entry) for entry in value]
+        return math.nan if value is None else value
+
     for record in found:
-        metrics = record.get("metrics")
-        if isinstance(metrics, dict) and part in metrics:
-            usable = {k: v for k, v in metrics[part].items() if v is not None}
-            yield int(record["round"]) + 1, MetricRecord(usable)  # pyright: ignore[reportArgumentType]
+        if part in record.get("metrics", {}):
+            metrics = {name: read(value) for name, value in record["metrics"][part].items()}
+            yield record["round"] + first, MetricRecord(metrics)

@@ -1,16 +1,18 @@
 """A federation in progress: everything that changes from round to round, and one round of it."""
 
+import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from fedglad.flower.nodes import Directory
+from fedglad.flower.cohorts import Chooser
+from fedglad.flower.nodes import UNUSUAL, Directory
 from fedglad.flower.replies import (
     Reply,
     Unusable,
@@ -25,12 +27,12 @@ from fedglad.flower.replies import (
     weight_of,
     without_norms,
 )
-from fedglad.flower.rounds import exchange, wait_for
+from fedglad.flower.rounds import exchange
 from fedglad.flower.told import note, tell
 from fedglad.optimizers import Optimizer
 from fedglad.records import Failure, Record, Round, Update
 from fedglad.rng import stream
-from fedglad.samplers import Cohort, Pool, Sampler, State
+from fedglad.samplers import Cohort, Sampler, State
 from fedglad.server import Server
 from fedglad.trust import Alarm
 from fedglad.weights import Samples
@@ -106,21 +108,18 @@ class Session:
         self.server = Server(values, **settings)
         self.optimizer: Optimizer = optimizer
         self.sampler, self.seed, self.directory, self.keys = sampler, seed, directory, keys
-        self.least, self.report = least, report
+        self.chooser, self.report = Chooser(sampler, seed, directory, least), report
         self.alarm = Alarm()
         self.t = 0
         self.stores: list[Any] = []
-        self._sampler_state: State = {}
         self._alarm_state: dict[str, Any] = {}
-        self._pool: Pool | None = None
-        self._met = False  # whether the nodes of a first round were there
         self._usual: float | None = None  # weight, if the first round was lost to an unusual one
 
     @property
     def sampler_state(self) -> State:
         """What the checkpoint keeps beside the server's state, as JSON types."""
         return {
-            "sampler": self._sampler_state,
+            "sampler": self.chooser.state,
             "alarm": self._alarm_state,
             "nodes": self.directory.state(),
             "usual": self._usual,
@@ -128,7 +127,7 @@ class Session:
 
     @sampler_state.setter
     def sampler_state(self, saved: State) -> None:
-        self._sampler_state, self._alarm_state = dict(saved["sampler"]), dict(saved["alarm"])
+        self.chooser.state, self._alarm_state = dict(saved["sampler"]), dict(saved["alarm"])
         self._usual = saved["usual"]
         self.directory.restore(saved["nodes"])
 
@@ -145,49 +144,12 @@ class Session:
                     own.copy_(_tensor_like(value, own))
         self.server.load_state_dict(state)
 
-    def wait(self, grid: Grid, patience: float) -> str | None:
-        """Waits until there are nodes enough; says why if there are not.
-
-        A run begins when there is a whole cohort, whenever that is; one that goes on waits a while
-        for all those it had. Later it goes on with whoever is left, if they are enough.
-        """
-        least = wanted = max(self.least, 1)
-        if not self._met:
-            wanted = max(least, self.sampler.clients_per_round, self.directory.expected)
-        endless = not self._met and not self.directory.expected
-        count = 0
-        for count in wait_for(grid, wanted, None if endless else patience):
-            if count < wanted:
-                tell("Waiting for nodes to connect: %d of %d", count, wanted)
-        if count < least:
-            return f"{count} nodes are connected, at least {least} are needed"
-        self._met = True
-        self.directory.refresh(grid, patience)
-        return None if self.directory.online else "no node can be told apart"
-
-    def draw(self, grid: Grid, t: int, timeout: float, attempt: int, avoid: set[int]) -> Cohort:
+    def draw(
+        self, grid: Grid, timeout: float, attempt: int = 0, avoid: Collection[int] = ()
+    ) -> Cohort:
         """The cohort of round t; another one for every attempt, of others if there are."""
-        directory = self.directory
-        online = set(directory.online)
-        usable = sorted(online - avoid or online)
-        if self._pool is None or self._pool.clients != directory.count:
-            self._pool = Pool(
-                directory.count,
-                lambda k: directory.size(grid, k, timeout),
-                lambda k: None,
-                update_bytes=4 * self.server.layout.size,
-            )
-            if directory.online.keys() == set(range(directory.count)):
-                self.sampler.check(self._pool)
-        everybody = len(usable) == directory.count
-        pool = (
-            self._pool if everybody else replace(self._pool, ids=np.array(usable, dtype=np.int64))
-        )
-        seed = self.sampler.seed
-        seed = seed if isinstance(seed, int) else self.seed if seed == "run" else 0
-        rng = stream(seed, "cohort", t, *([attempt] if attempt else []))
-        return self.sampler.sample(
-            rng, t, self._sampler_state, pool, lambda ids: self._losses(grid, ids, timeout)
+        return self.chooser.draw(
+            grid, self.t, timeout, attempt, avoid, lambda ids: self._losses(grid, ids, timeout)
         )
 
     def messages(
@@ -203,12 +165,15 @@ class Session:
         reasons: list[str] = []
         failed: dict[int, dict[str, Any]] = {}
         for attempt in range(retries + 1):
-            if reason := self.wait(grid, timeout):
+            if reason := self.chooser.wait(grid, timeout):
                 trained = Trained(Record("skipped", reason))
                 break
-            cohort = self.draw(grid, self.t, timeout, attempt, set(failed))
+            cohort = self.draw(grid, timeout, attempt, failed)
             tell(
-                "Round %d: asked %d of %d nodes", self.t + 1, len(cohort.ids), self.directory.count
+                "Round %d: asked %d of %d nodes",
+                self.t + 1,
+                len(cohort.ids),
+                len(self.directory.online),
             )
             messages = self.messages(cohort.ids, self.arrays(), config, MessageType.TRAIN)
             replies = exchange(grid, messages, timeout)
@@ -251,11 +216,11 @@ class Session:
                 collector.take(update, self._reported(said, update))
                 del update
             record = self.server.step_sums(
-                collector.sums(), population=self.directory.count, clients=collector.entries
+                collector.sums(), population=self.directory.population, clients=collector.entries
             )
         else:
-            record = self.server.step(updates, population=self.directory.count)
-        self._sampler_state = self.sampler.observe(self._sampler_state, record)
+            record = self.server.step(updates, population=self.directory.population)
+        self.chooser.observe(record)
         flag, self._alarm_state = self.alarm.judge(
             record.gsi_all if record.stepped else None, self._alarm_state
         )
@@ -272,13 +237,13 @@ class Session:
         seconds: dict[str, float],
     ) -> dict[str, Any]:
         """A line of rounds.jsonl: the simulator's fields, and what only Flower has."""
-        tested = {**plain(told.get("server")), **plain(told.get("evaluate"))}  # ours come first
+        tested = [plain(told.get(part)) for part in ("server", "evaluate")]  # ours counts first
         played = Round(
             self.t,
             (),
             trained.record,
-            test_loss=loss_of(tested),
-            test_accuracy=accuracy_of(tested),
+            test_loss=next((x for x in map(loss_of, tested) if x is not None), None),
+            test_accuracy=next((x for x in map(accuracy_of, tested) if x is not None), None),
             seconds=seconds,
         ).to_dict()
         again = {entry["id"] for entry in trained.record.clients}
@@ -306,16 +271,17 @@ class Session:
         self, clients: Sequence[int], replies: Iterator[Message | None], waited: float
     ) -> list[RecordDict]:
         """What those said who tested the model and can be understood."""
-        found: list[RecordDict] = []
+        found: dict[int, tuple[float, RecordDict]] = {}
         for client, message in zip(clients, replies, strict=True):
             try:
                 reply = read(message, waited)
-                weight_of(reply, self.keys.weight)
-                found.append(reply.content)
+                found[client] = weight_of(reply, self.keys.weight), reply.content
             except Unusable as reason:
                 name = self.directory.name(client)
                 note("Round %d: client %s did not evaluate: %s", self.t + 1, name, reason)
-        return found
+        weights = [weight for weight, _ in found.values()]
+        most = UNUSUAL * statistics.median_high(weights) if len(found) > 2 else math.inf
+        return [content for weight, content in found.values() if weight <= most]
 
     def _updates(
         self,
@@ -365,7 +331,7 @@ class Session:
             return None
         norms = said[update.client].sq_norms
         if norms is None or len(norms) != len(self.order):
-            return None
+            return norms  # of which it will be said that they are too few or too many
         by_name = dict(zip(self.order, norms, strict=True))
         return [by_name[name] for name in self.server.layout.names]
 

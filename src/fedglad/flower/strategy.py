@@ -102,6 +102,13 @@ class FedGLAD(Strategy):
         if min_clients < 1:
             raise ValueError(f"min_clients={min_clients!r}: a round needs at least one client")
         refuse(adapter or Adapter(), filter or Filter(), weighting or Samples(), sampler=sampler)
+        if sampler is not None and min_clients > sampler.clients_per_round:
+            raise ValueError(
+                f"min_clients={min_clients} is more than the sampler's clients_per_round="
+                f"{sampler.clients_per_round}: no round could be trained"
+            )
+        if arrayrecord_key == configrecord_key:
+            raise ValueError(f"arrayrecord_key and configrecord_key are both {arrayrecord_key!r}")
         if retries < 0:
             raise ValueError(f"retries={retries!r}: must be 0 or more")
         if report not in ("updates", "norms"):
@@ -122,7 +129,9 @@ class FedGLAD(Strategy):
         self.buffers = None if buffers is None else tuple(buffers)
         self.guard, self.min_clients = guard, min_clients
         least = max(self.min_train_nodes, 1)
-        self.sampler = sampler or Share(clients_per_round=least, fraction=fraction_train)
+        self.sampler = sampler or Share(
+            clients_per_round=least, fraction=fraction_train, seed="run"
+        )
         self.seed = seed
         self.nodes: Kind = nodes
         self.round_timeout, self.retries = round_timeout, retries
@@ -130,7 +139,7 @@ class FedGLAD(Strategy):
         Directory(nodes)  # raises for a kind there is not
         self.records: list[dict[str, Any]] = []
         self.session: Session | None = None
-        self._asked: tuple[Cohort, list[Message]] | None = None  # between Flower's two halves
+        self._asked: dict[str, tuple[Cohort, list[Message]]] = {}  # between Flower's two halves
         self._given: ArrayRecord | None = None
 
     def summary(self) -> None:
@@ -152,6 +161,7 @@ class FedGLAD(Strategy):
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
         """Runs the rounds that are left, and returns the result of all."""
+        timeout = math.inf if timeout is None else timeout  # pyright: ignore  - as Flower's
         tell("Starting %s strategy, %d rounds:", type(self).__name__, num_rounds)
         self.summary()
         return_memory()
@@ -159,14 +169,15 @@ class FedGLAD(Strategy):
         folder = Folder(self.checkpoint_dir)
         with folder.open(session, num_rounds) as self.records:
             result = self._result(session)
-            found = evaluate_fn(0, session.arrays()) if evaluate_fn and not session.t else None
-            if found is not None:
-                result.evaluate_metrics_serverapp[0] = found
+            first = evaluate_fn(0, session.arrays()) if evaluate_fn and not session.t else None
+            if first is not None:
+                result.evaluate_metrics_serverapp[0] = first
             for t in range(session.t, num_rounds):
                 tell("[ROUND %d/%d]", t + 1, num_rounds)
                 begin = clock()
                 trained = self._train(session, grid, train_config or ConfigRecord(), timeout)
-                told = {"train": self._averaged(trained.contents, "train")}
+                told = {"initial": first} if t == 0 else {}
+                told["train"] = self._averaged(trained.contents, "train")
                 middle = clock()
                 if self.fraction_evaluate:
                     config = evaluate_config or ConfigRecord()
@@ -188,26 +199,27 @@ class FedGLAD(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The messages to a round's cohort."""
+        self._asked.clear()
         if not self.fraction_train:
             return []
         session = self._session(arrays, server_round)
         patience = self.round_timeout or 3600.0
-        if reason := session.wait(grid, patience):
+        if reason := session.chooser.wait(grid, patience):
             note("Round %d: %s", server_round, reason)
             return []
-        cohort = session.draw(grid, session.t, patience, 0, set())
+        cohort = session.draw(grid, patience)
         messages = session.messages(cohort.ids, arrays, config, MessageType.TRAIN)
-        self._asked = cohort, messages
+        self._asked["train"] = cohort, messages
         return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The model after the replies, None if they made no round."""
-        if self._asked is None or self.session is None:
+        asked, session = self._asked.pop("train", None), self.session
+        if asked is None or session is None:
             return None, None
-        (cohort, messages), self._asked = self._asked, None
-        session = self.session
+        cohort, messages = asked
         trained = session.aggregate(
             cohort, in_order(messages, replies), self.round_timeout or 3600.0
         )
@@ -226,23 +238,24 @@ class FedGLAD(Strategy):
         session.directory.refresh(grid, self.round_timeout or 3600.0)
         clients = session.evaluators(self.fraction_evaluate, self.min_evaluate_nodes)
         messages = session.messages(clients, arrays, config, MessageType.EVALUATE)
-        self._asked = Cohort(tuple(clients)), messages
+        self._asked["evaluate"] = Cohort(tuple(clients)), messages
         return messages
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """The metrics of those who could be understood."""
-        if self._asked is None or self.session is None:
+        asked = self._asked.pop("evaluate", None)
+        if asked is None or self.session is None:
             return None
-        (cohort, messages), self._asked = self._asked, None
+        cohort, messages = asked
         found = self.session.evaluations(cohort.ids, in_order(messages, replies), 0.0)
         return self._averaged(found, "evaluate")
 
-    def _begin(self, arrays: ArrayRecord, rounds: int) -> Session:
-        """A session at its first round."""
+    def _begin(self, arrays: ArrayRecord, rounds: int | None) -> Session:
+        """A session at its first round; a schedule ends with the run's last, if that is known."""
         settings = {
-            "optimizer": self.optimizer.within(rounds),
+            "optimizer": self.optimizer.within(rounds) if rounds else self.optimizer,
             "adapter": self.adapter,
             "filter": self.filter,
             "weighting": self.weighting,
@@ -271,7 +284,9 @@ class FedGLAD(Strategy):
     ) -> Session:
         """The session of a loop that is not ours; its model may have been changed by others."""
         if self.session is None or (take_over and server_round == 1):
-            self.session, self.records = self._begin(arrays, max(server_round, 1)), []
+            if self.checkpoint_dir is not None:
+                note("checkpoint_dir is not used: only FedGLAD.start writes and goes on from it")
+            self.session, self.records = self._begin(arrays, None), []
         elif take_over and arrays is not self._given:
             self.session.take_over(arrays)
         self.session.t = server_round - 1
@@ -279,7 +294,7 @@ class FedGLAD(Strategy):
 
     def _train(self, session: Session, grid: Grid, config: ConfigRecord, timeout: float) -> Trained:
         if not self.fraction_train:
-            session.wait(grid, self.round_timeout or timeout)
+            session.chooser.wait(grid, self.round_timeout or timeout)
             return session.untrained()
         return session.train(grid, config, self.round_timeout or timeout, self.retries)
 
@@ -335,7 +350,8 @@ class FedGLAD(Strategy):
         if self.fraction_train and rounds and len(skipped) == len(self.records):
             raise NothingTrained(
                 f"none of {len(skipped)} rounds could be trained, the model is the initial one; "
-                f"the last round: {skipped[-1]['reason']}"
+                f"the last round: {skipped[-1]['reason']}. To try again, raise num_rounds or "
+                "choose another checkpoint_dir"
             )
 
     def _result(self, session: Session, result: Result | None = None) -> Result:
@@ -344,6 +360,7 @@ class FedGLAD(Strategy):
         result.arrays = session.arrays()
         result.train_metrics_clientapp.update(rounds_of(self.records, "train"))
         result.evaluate_metrics_clientapp.update(rounds_of(self.records, "evaluate"))
+        result.evaluate_metrics_serverapp.update(rounds_of(self.records, "initial", first=0))
         result.evaluate_metrics_serverapp.update(rounds_of(self.records, "server"))
         return result
 

@@ -155,7 +155,8 @@ class Sampler:
     ) -> Cohort:
         """The cohort of round t, of those that can be reached."""
         if self.availability != "always":
-            pool = replace(pool, ids=np.flatnonzero(self._reached(t, pool)))
+            ids = np.flatnonzero(self._reached(t, pool))
+            pool = replace(pool, ids=ids if pool.ids is None else np.intersect1d(ids, pool.ids))
         return self.draw(rng, t, state, pool, ask) if pool.count else Cohort(())
 
     def draw(self, rng: np.random.Generator, t: int, state: State, pool: Pool, ask: Ask) -> Cohort:
