@@ -31,7 +31,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server_state": BASE | ARITHMETIC | {"cohort", "checkpoint", "combine"},
     "sums": BASE | ARITHMETIC | {"cohort", "server_state"},
     "server": CORE | {"checkpoint", "server_state", "sums"},
-    **dict.fromkeys(("clients", "data", "models"), BASE),
+    **dict.fromkeys(("clients", "data"), BASE),
+    "models": {"data"},  # where weights and vectors come from
     "samplers": BASE | {"weights"},
     "memory": BASE | {"checkpoint"},
     "engines": BASE | {"samplers", "clients", "memory"},

@@ -53,7 +53,7 @@ def settings_of(factory: Callable[..., Any], method: str, source: str) -> type:
     for p in own:
         if p.kind is p.POSITIONAL_ONLY:
             raise TypeError(f"its argument {p.name!r} has no name that could be set")
-        if p.name in ("name", "source", method):
+        if p.name in ("name", "own_function", method):
             raise TypeError(f"its argument {p.name!r} has a name that is taken: call it otherwise")
     target = factory.__init__ if isinstance(factory, type) else factory
     hints = get_type_hints(target, include_extras=True)
@@ -63,7 +63,7 @@ def settings_of(factory: Callable[..., Any], method: str, source: str) -> type:
         return factory(**{p.name: getattr(self, p.name) for p in own})
 
     said = inspect.getdoc(factory) or source
-    namespace = {method: call, "__doc__": said, "source": source}
+    namespace = {method: call, "__doc__": said, "own_function": source}
     return make_dataclass("Own", fields_, namespace=namespace, frozen=True, kw_only=True)
 
 

@@ -280,7 +280,10 @@ def _listed(kind: str) -> dict[str, str]:
 
 
 def _parameters(name: str) -> int:
-    return sum(p.numel() for p in find("model", name)().build().parameters())
+    settings = find("model", name)
+    if told := getattr(settings, "parameters", 0):  # nothing is fetched for a list
+        return told
+    return sum(p.numel() for p in settings().build().parameters())
 
 
 def _settings(given: list[str]) -> dict[str, Any]:

@@ -16,9 +16,12 @@ from fedglad.data import REGISTRY, fetch, picture, sources, store
 from fedglad.data import partition as partitions
 from fedglad.data.sources import RECIPES, DataError
 from fedglad.data.split import Split
+from fedglad.data.texts import Texts
 from fedglad.terminal import WIDE, complain, console, error
 
-app = typer.Typer(help="Data sets: list, get, check, show.", no_args_is_help=True)
+app = typer.Typer(
+    help="Data sets, word vectors and encoders: list, get, check, show.", no_args_is_help=True
+)
 
 AGAIN = "fedglad data get {} --force"
 
@@ -190,11 +193,15 @@ def show(
 
 
 def bring(config: Config) -> None:
-    """Gets the data set of a configuration, shown as it comes, if it is not here."""
-    name = config.to_dict()["data"]["name"]
-    if name in RECIPES and _row(name)["state"] != "yes":
+    """Gets the data set of a configuration, and what it needs, shown as it comes."""
+    settings, name = config.sections["data"], config.to_dict()["data"]["name"]
+    for needed in getattr(settings, "needs", (name,)):
+        if needed in RECIPES and _row(needed)["state"] != "yes":
+            with Show(needed) as bar:
+                store.get(needed, progress=bar)
+    if isinstance(settings, Texts):
         with Show(name) as bar:
-            store.get(name, progress=bar)
+            settings.arrays(progress=bar)
 
 
 class Show:

@@ -23,7 +23,7 @@ from torch import nn
 from fedglad import adapters, clients, data, engines, filters, models, optimizers, samplers, weights
 from fedglad.checked import build, settings_of
 from fedglad.combine import refuse
-from fedglad.fit import check
+from fedglad.fit import agree, check
 from fedglad.presets import PRESETS, Preset
 from fedglad.records import Round
 from fedglad.rng import stream
@@ -133,6 +133,8 @@ class Config:
         name, settings = type(model).__name__, None
         if model is None:
             name, settings = _name_of("model", type(parts["model"])), parts["model"]
+            if data is None:
+                agree(settings, parts["data"])
             torch.manual_seed(int(stream(self.seed, "model").integers(2**63)))
             model = _built("model", parts["model"], nn.Module)
         assert model is not None
@@ -163,9 +165,13 @@ class Config:
 
     def hash(self) -> str:
         """A short name of what determines the result: the engine only if its bits differ."""
-        tree = {"format": FORMAT, **self.to_dict()}
+        tree: dict[str, Any] = {"format": FORMAT, **self.to_dict()}
         if getattr(self.sections["engine"], "exact", True):
             del tree["engine"]
+        for section, settings in self.sections.items():
+            for name, default in getattr(settings, "added", {}).items():
+                if getattr(settings, name) == default:
+                    tree[section].pop(name)
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:10]
 
 
@@ -356,7 +362,7 @@ def _top_fields() -> list[str]:
 
 
 def _name_of(section: str, cls: type) -> str:
-    if source := getattr(cls, "source", ""):  # an own function: several may have one __qualname__
+    if source := getattr(cls, "own_function", ""):  # several may have one __qualname__
         return source
     for name, target in REGISTRIES[section].items():
         if target is cls or target == f"{cls.__module__}:{cls.__qualname__}":

@@ -1,6 +1,7 @@
 """Whether a model and a data set go together: found out with one sample, before a run begins."""
 
 import copy
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,28 @@ from torch import Tensor, nn
 
 from fedglad.clients.loop import as_stored
 from fedglad.engines import Federation, threads
+
+
+def agree(model: Any, data: Any) -> None:
+    """Raises ValueError if a model's settings say that it reads other tokens than the data has.
+
+    Told by the settings alone, before anything is fetched: `reads` of the model's names what the
+    data's should be. Other tokens of an encoder's kind may be right, so these are only noted.
+    """
+    for key, wanted in getattr(model, "reads", {}).items():
+        found = getattr(data, key, wanted)
+        if found == wanted:
+            continue
+        if key == "tokenizer" and "words" not in (found, wanted):
+            logging.getLogger("fedglad").warning(
+                "model.source = %r reads the tokens of data.tokenizer = %r: right only if both "
+                "have the same vocabulary",
+                wanted,
+                found,
+            )
+            continue
+        told = "data.name" if key == "source" else f"data.{key}"
+        raise ValueError(f"the model reads {told} = {wanted!r}, and not {found!r}: set one of them")
 
 
 def check(model: nn.Module, data: Federation, name: str, settings: Any = None) -> None:
@@ -31,10 +54,17 @@ def check(model: nn.Module, data: Federation, name: str, settings: Any = None) -
     if not len(y):
         raise ValueError("the data's test set is empty")
     classes = _classes(y, data)
-    x = getattr(data, "prepare", as_stored)(x[:1], False)
+    x = getattr(data, "prepare", as_stored)(_telling(x), False)
     if wrong := _misfit(model, x, classes):
         way_out = f"; {_way_out(settings, x, classes)}" if settings else ""
         raise ValueError(f"model {name} {wrong}{way_out}")
+
+
+def _telling(x: Tensor) -> Tensor:
+    """One sample: of ids that with the largest, which a model may not know, else the first."""
+    if x.dtype not in (torch.int32, torch.int64) or x.dim() < 2:
+        return x[:1]
+    return x[int(x.flatten(1).amax(dim=1).argmax())][None]
 
 
 def _classes(y: Tensor, data: Federation) -> int:

@@ -27,7 +27,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedglad.data import fetch
-from fedglad.data.fetch import Npm, Work
+from fedglad.data.fetch import Work
+from fedglad.data.packages import Npm
 from fedglad.data.sources import DataError, File, Pack, Recipe
 
 SIZE = len(CONTENT)

@@ -243,12 +243,27 @@ def test_the_presets_agree_with_the_appendix(name: str):
     preset, data = PRESETS[name], settings.DATA[name]
     client, tree = preset.tree["client"], preset.tree
     assert (client["lr"], client["batch_size"]) == (data.lr, data.batch_size)
-    assert (client["epochs"], client["optimizer"].upper()) == (data.epochs, data.optimizer)
+    optimizer = {"sgdm": "SGDM", "adamw": "Adam"}[client["optimizer"]]  # the same without decay
+    assert (client["epochs"], optimizer) == (data.epochs, data.optimizer)
+    assert not client.get("weight_decay", 0)
     assert (tree["rounds"], tree["data"]["clients"]) == (data.rounds, settings.CLIENTS)
     assert tree["sampler"]["clients_per_round"] == settings.COHORT
     for method in ("FedAvg", "FedAvgM", "FedAdam"):
         server = settings.METHODS[method]["server.name"]
         assert preset.server_lr[server] == settings.SERVER_LR[method][name]
+
+
+@pytest.mark.parametrize("name", settings.BILSTM)
+def test_the_bilstms_presets_agree_with_the_appendix(name: str):
+    preset, own = PRESETS[f"{name}-bilstm"], settings.BILSTM[name]
+    client, tree = preset.tree["client"], preset.tree
+    assert (client["lr"], client["batch_size"], client["epochs"]) == (0.001, 32, 1)
+    assert (client["optimizer"], client.get("clip_norm", 0.0)) == (own.optimizer, own.clip_norm)
+    assert (tree["rounds"], tree["data"]["clients"]) == (own.rounds, settings.CLIENTS)
+    assert tree.get("adapter", {"gamma": settings.GAMMA})["gamma"] == own.gamma
+    for method, rate in own.server_lr.items():
+        server = settings.METHODS[method]["server.name"]
+        assert set(preset.server_lr[server].values()) == {rate}
 
 
 def test_the_bad_cohort_holds_almost_only_one_digit():

@@ -342,7 +342,9 @@ def test_a_last_line_of_noise_is_dropped(tmp_path: Path, reference: tuple[Any, .
 def test_records_that_lack_rounds_are_an_error_that_says_so(tmp_path: Path):
     stopped(tmp_path / "run", 4)
     (tmp_path / "run" / "rounds.jsonl").write_text("")
-    with pytest.raises(RunError, match=r"lacks rounds: choose another --out, or replace the run with --force"):
+    with pytest.raises(
+        RunError, match=r"lacks rounds: choose another --out, or replace the run with --force"
+    ):
         execute("digits", quick(), out=tmp_path / "run", resume=True)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedglad.layout import split
+from fedglad.rng import stream
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Memory = dict[str, Tensor]
@@ -38,6 +39,7 @@ class Plain:
     momentum: Annotated[float, "of sgdm"] = 0.9
     betas: Annotated[tuple[float, float], "of adam and adamw"] = (0.9, 0.999)
     eps: Annotated[float, "of adam and adamw"] = 1e-8
+    amsgrad: Annotated[bool, "adam and adamw divide by the largest second moment so far"] = False
     weight_decay: Annotated[float, "decoupled for adamw, else added to the gradient"] = 0.0
     batch_size: Annotated[int, "samples a step"] = 64
     epochs: Annotated[int, "passes over the client's data"] = 1
@@ -45,6 +47,9 @@ class Plain:
     drop_last: Annotated[bool, "leave out a last incomplete batch, unless it is all there is"] = (
         False
     )
+    shuffle: Annotated[
+        Literal["epoch", "once"], "a new order every epoch, or one for a client's every round"
+    ] = "epoch"
     clip_norm: Annotated[float, "cut the gradient to this norm, after any correction; 0: never"] = (
         0.0
     )
@@ -73,6 +78,10 @@ class Plain:
     def wrong(self, name: str, why: str) -> ValueError:
         """The error for a setting that cannot be meant."""
         return ValueError(f"{type(self).__name__}({name}={getattr(self, name)!r}): {why}")
+
+    added: ClassVar[Mapping[str, Any]] = {"amsgrad": False, "shuffle": "epoch"}
+    """Fields that are younger than some results, and their defaults, which a run's hash leaves out:
+    those results keep their names."""
 
     whole: ClassVar[bool] = False
     """Whether a batch is all of the client's samples, whatever `batch_size` says."""
@@ -126,15 +135,19 @@ class Plain:
         return memory
 
     def batches(self, n: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-        """The indices of each batch: reshuffled every epoch."""
+        """The indices of each batch, in an order that is drawn every epoch, or once."""
         size = min(self.batch_size, n)
         per_epoch = n // size if self.drop_last else -(-n // size)
         total = self.steps or self.epochs * per_epoch
         for step in range(total):
             at = step % per_epoch
-            if at == 0:
+            if at == 0 and (step == 0 or self.shuffle == "epoch"):
                 order = rng.permutation(n)
             yield order[at * size : (at + 1) * size]  # pyright: ignore[reportPossiblyUnboundVariable]
+
+    def order(self, seed: int, client: int) -> np.random.Generator | None:
+        """What a client's batches are drawn from, if that is the same in every round."""
+        return stream(seed, "order", client) if self.shuffle == "once" else None
 
     def count(self, n: int) -> int:
         """How many local steps a client with n samples takes."""
@@ -256,12 +269,17 @@ class Workbench:
         y: Tensor,
         rng: np.random.Generator,
         *,
+        order: np.random.Generator | None = None,
         prepare: Prepare = as_stored,
         memory: Memory | None = None,
         sent: Memory | None = None,
         out: Tensor | None = None,
     ) -> Result:
-        """One client's round; the difference θ − θ_k is written to `out`, if given."""
+        """One client's round; the difference θ − θ_k is written to `out`, if given.
+
+        torch's generator is seeded from `rng`, and the batches are drawn from `order`, or from
+        `rng` too.
+        """
         if not len(y):
             raise ValueError("the client has no samples")
         memory = memory or dict.fromkeys(client.remembers, self.zeros)
@@ -273,7 +291,7 @@ class Workbench:
         slots = {name: torch.zeros_like(self.w) for name in slot_names(client)}
         total = client.count(len(y))
         losses = torch.zeros((), device=theta.device)
-        for step, batch in enumerate(client.batches(len(y), rng)):
+        for step, batch in enumerate(client.batches(len(y), order or rng)):
             index = torch.from_numpy(batch).to(x.device)
             self.grad.zero_()
             inputs = prepare(x.index_select(0, index), True)
@@ -307,7 +325,8 @@ def seed_torch(seed: int, device: torch.device) -> None:
 
 def slot_names(client: Plain) -> tuple[str, ...]:
     """The vectors of the local optimizer's state: zeros at the start of every round."""
-    return {"sgd": (), "sgdm": ("m",), "adam": ("m", "v"), "adamw": ("m", "v")}[client.optimizer]
+    adam = ("m", "v", "most") if client.amsgrad else ("m", "v")
+    return {"sgd": (), "sgdm": ("m",), "adam": adam, "adamw": adam}[client.optimizer]
 
 
 def move(client: Plain, w: Tensor, grad: Tensor, slots: Slots, lr: float, step: int) -> None:
@@ -325,5 +344,7 @@ def move(client: Plain, w: Tensor, grad: Tensor, slots: Slots, lr: float, step: 
         (beta1, beta2), m, v = client.betas, slots["m"], slots["v"]
         m.lerp_(grad, 1 - beta1)
         v.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        if client.amsgrad:  # Reddi et al. 2018, arXiv:1904.09237
+            v = torch.maximum(slots["most"], v, out=slots["most"])
         root = (v.sqrt() / math.sqrt(1 - beta2 ** (step + 1))).add_(client.eps)
         w.addcdiv_(m, root, value=-lr / (1 - beta1 ** (step + 1)))

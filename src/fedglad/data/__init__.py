@@ -8,7 +8,10 @@
 | `picture.py` | a partition as numbers, in the terminal and as a PNG |
 | `digits.py` | 1,797 handwritten digits of 8×8 pixels, bundled |
 | `images.py` | MNIST and CIFAR-10: stored bytes to a model's inputs, augmented in training |
-| `store.py`, `fetch.py`, `sources/` | how a data set gets here: cache, means, one file a set |
+| `texts.py` | 20 Newsgroups and AG News as token ids |
+| `tokens.py`, `words.py`, `encoders.py` | tokenised once: by words, or as an encoder was trained |
+| `vectors.py` | GloVe word vectors |
+| `store.py`, `fetch.py`, `packages.py`, `sources/` | how a set gets here: cache, means, sets |
 | `synthetic.py` | Synthetic(α, β): logistic data for any number of clients, made when asked |
 
 A data set is a frozen dataclass of settings whose `load_federation()` gives a `Federation`. Only
@@ -20,4 +23,7 @@ REGISTRY = {
     "synthetic": "fedglad.data.synthetic:Synthetic",
     "mnist": "fedglad.data.images:MNIST",
     "cifar10": "fedglad.data.images:CIFAR10",
+    "20news": "fedglad.data.texts:TwentyNews",
+    "agnews": "fedglad.data.texts:AGNews",
+    "agnews-76k": "fedglad.data.texts:AGNews76k",
 }

@@ -1,4 +1,4 @@
-"""Reading what is wanted of a .gz, tar or zip.
+"""Reading what is wanted of a .gz, .xz, tar or zip.
 
 Nothing is extracted by an archive's own paths: wanted members are read, and written under names
 that the recipe gives them. An archive that holds a path out of it, a link or a device is refused.
@@ -11,13 +11,19 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from fedglad.data.sources import DataError, Pack
 
+Readable = IO[bytes] | gzip.GzipFile | lzma.LZMAFile
+
 CHUNK = 1 << 20
+SINGLE: dict[str, Callable[[Path], gzip.GzipFile | lzma.LZMAFile]] = {
+    ".gz": gzip.GzipFile,
+    ".xz": lzma.LZMAFile,
+}
 DAMAGED = (
     *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError),
     *(EOFError, RuntimeError),  # the second by zipfile, for what it cannot read
@@ -38,41 +44,46 @@ def unpack(pack: Pack, path: Path, folder: Path, sizes: dict[str, int | None]) -
         raise DataError(f"{pack.name} lacks {', '.join(sorted(wanted))}")
 
 
-def _members(pack: Pack, path: Path) -> Iterator[tuple[str, IO[bytes] | gzip.GzipFile]]:
-    """The files in an archive with their paths; all of it is gone through, and must be harmless."""
+def _members(pack: Pack, path: Path) -> Iterator[tuple[str, Readable]]:
+    """What a pack holds: itself, or what is in it."""
+    alone = SINGLE.get(Path(pack.name).suffix)
     if not pack.members:
         with path.open("rb") as file:
             yield pack.name, file
-    elif pack.name.endswith((".zip", ".whl")):
+    elif alone and ".tar" not in Path(pack.name).suffixes:
+        with alone(path) as content:
+            yield next(iter(pack.members)), content
+    else:
+        yield from walk(pack.name, path)
+
+
+def walk(name: str, path: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    """The files in a tar or zip with their paths; all is gone through, and must be harmless."""
+    if name.endswith((".zip", ".whl")):
         with zipfile.ZipFile(path) as archive:
             for info in archive.infolist():
                 kind = stat.S_IFMT(info.external_attr >> 16)
-                _refuse(pack, info.filename, plain=kind in (0, stat.S_IFREG, stat.S_IFDIR))
+                _refuse(name, info.filename, plain=kind in (0, stat.S_IFREG, stat.S_IFDIR))
                 if not info.is_dir():
                     with archive.open(info) as content:
                         yield info.filename, content
-    elif pack.name.endswith(".gz") and not pack.name.endswith(".tar.gz"):
-        with gzip.open(path) as content:
-            yield next(iter(pack.members)), content
     else:
         with tarfile.open(path, "r|*") as archive:
             for info in archive:
-                _refuse(pack, info.name, plain=info.isreg() or info.isdir())
+                _refuse(name, info.name, plain=info.isreg() or info.isdir())
                 if content := archive.extractfile(info):
                     yield info.name, content
 
 
-def _refuse(pack: Pack, member: str, *, plain: bool) -> None:
+def _refuse(name: str, member: str, *, plain: bool) -> None:
     path = PurePosixPath(member.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or re.match(r"[A-Za-z]:", member):
-        raise DataError(f"{pack.name} is refused: its member {member!r} leads out of it")
+        raise DataError(f"{name} is refused: its member {member!r} leads out of it")
     if not plain:
-        raise DataError(f"{pack.name} is refused: its member {member!r} is a link or a device")
+        raise DataError(f"{name} is refused: its member {member!r} is a link or a device")
 
 
-def _copy(
-    source: IO[bytes] | gzip.GzipFile, target: IO[bytes], name: str, size: int | None
-) -> None:
+def _copy(source: Readable, target: IO[bytes], name: str, size: int | None) -> None:
     left = size
     while chunk := source.read(CHUNK):
         if left is not None and (left := left - len(chunk)) < 0:

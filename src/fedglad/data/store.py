@@ -1,6 +1,7 @@
 """The cache of data sets: each fetched and prepared once, then opened as memory-mapped arrays.
 
     CACHE/mnist/v1/       meta.json and an .npy file an array; whole, or not there
+    CACHE/20news/derived/ what was made of it, such as token ids: a folder each, of the same kind
     CACHE/mnist/part/     downloads that broke, to go on with
     CACHE/mnist/tmp.*/    what is being made; removed by the next one who has the lock
     CACHE/mnist/lock      held while something of the set is made
@@ -14,11 +15,12 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,7 @@ class Entry:
     folder: Path
     source: str
     arrays: dict[str, dict[str, Any]]
+    meta: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
     new: bool = False
 
     @property
@@ -108,14 +111,82 @@ def get(
     return _get(recipe, folder, via, progress or Quiet(), force=force)
 
 
+def derive(
+    name: str,
+    what: str,
+    settings: Mapping[str, Any],
+    make: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]],
+    *,
+    progress: Progress | None = None,
+) -> dict[str, np.ndarray]:
+    """Arrays that `make` makes of a set's arrays: once, then opened like those of a set.
+
+    What was made with other settings lies beside; what was made of another content of the set, or
+    is damaged, is made again.
+    """
+    progress = progress or Quiet()
+    base = get(name, progress=progress)
+    meta = {"what": what, "settings": dict(settings), "of": _contents(base)}
+    home = _folder(find(name)).parent
+    folder = home / "derived" / _label(what, settings)
+
+    def there(*, say: bool = False) -> dict[str, np.ndarray] | None:
+        """What is there, if it is whole, and of this content."""
+        try:
+            found = _entry(name, folder) if folder.is_dir() else None
+            same = found and all(found.meta.get(key) == value for key, value in meta.items())
+            return _open(found) if found and same else None
+        except DataError as damage:
+            if say:
+                progress.say(f"{damage}; making it again")
+            return None
+
+    if (arrays := there()) is not None:
+        return arrays
+    given = load(name, progress=progress)
+    with _making(name, home, progress):
+        if (arrays := there(say=True)) is not None:
+            return arrays  # by another process, meanwhile
+        made = Path(tempfile.mkdtemp(prefix="tmp.", dir=home))
+        try:
+            progress.begin(f"{what} of {name}", None)
+            (made / "entry").mkdir()
+            _fill(made / "entry", make(given), meta)
+            folder.parent.mkdir(exist_ok=True)
+            _put(made, folder)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+        return _open(_entry(name, folder))
+
+
+def _contents(entry: Entry) -> dict[str, str]:
+    return {array: told["sha256"] for array, told in entry.arrays.items()}
+
+
+def _label(what: str, settings: Mapping[str, Any]) -> str:
+    """A folder's name for people, made unique by a checksum."""
+    told = {key: key if value is True else str(value) for key, value in settings.items() if value}
+    words = [what, *(value for value in told.values() if len(value) < 40)]
+    key = hashlib.sha256(json.dumps(dict(settings), sort_keys=True).encode()).hexdigest()[:8]
+    return "-".join([re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(words))[:80], key])
+
+
 def entry_of(name: str) -> Entry | None:
     """A set in the cache, its files' sizes checked; None if it is not there."""
     folder = _folder(find(name))
-    if not folder.is_dir():
-        return None
+    return _entry(name, folder) if folder.is_dir() else None
+
+
+def _entry(name: str, folder: Path) -> Entry:
     try:
         meta = json.loads((folder / "meta.json").read_text("utf-8"))
-        entry = Entry(name=name, folder=folder, source=meta["source"], arrays=meta["arrays"])
+        entry = Entry(
+            name=name,
+            folder=folder,
+            source=meta.get("source", ""),
+            arrays=meta["arrays"],
+            meta=meta,
+        )
         for array, told in entry.arrays.items():
             size = (folder / f"{array}.npy").stat().st_size
             if size != told["bytes"]:
@@ -129,10 +200,16 @@ def entry_of(name: str) -> Entry | None:
 
 def check(name: str) -> list[str]:
     """What is wrong with a set in the cache, all of its content read; nothing if it is good."""
+    folder = _folder(find(name))
+    if not folder.is_dir():
+        return [f"{name} is not in the cache"]
+    derived = sorted((folder.parent / "derived").glob("*/"))
+    return [problem for place in (folder, *derived) for problem in _check(name, place)]
+
+
+def _check(name: str, folder: Path) -> list[str]:
     try:
-        entry = entry_of(name)
-        if entry is None:
-            return [f"{name} is not in the cache"]
+        entry = _entry(name, folder)
         _open(entry)
     except DataError as damage:
         return [str(damage)]
@@ -159,23 +236,32 @@ def _get(
     recipe: Recipe, folder: Path | None, via: str | None, progress: Progress, *, force: bool
 ) -> Entry:
     home = _folder(recipe).parent
+    if not force and (entry := _whole(recipe.name)) is not None:
+        return entry  # without the lock, so that a cache may be read-only
+    with _making(recipe.name, home, progress):
+        if not force and (entry := _whole(recipe.name, progress)) is not None:
+            return entry  # by another process, meanwhile
+        _make(recipe, home, folder, via, progress)
+        if force:  # which asks for all of it anew
+            shutil.rmtree(home / "derived", ignore_errors=True)
+        entry = entry_of(recipe.name)
+        assert entry is not None
+        return replace(entry, new=True)
+
+
+@contextmanager
+def _making(name: str, home: Path, progress: Progress) -> Generator[None]:
+    """Holds the lock, what a killed process has left cleared away; says what cannot be written."""
     try:
-        if not force and (entry := _whole(recipe.name)) is not None:
-            return entry  # without the lock, so that a cache may be read-only
         home.mkdir(parents=True, exist_ok=True)
-        with _lock(home / "lock", recipe.name, progress):
-            if not force and (entry := _whole(recipe.name, progress)) is not None:
-                return entry  # by another process, meanwhile
-            for left in home.glob("tmp.*"):  # by a process that was killed
+        with _lock(home / "lock", name, progress):
+            for left in home.glob("tmp.*"):
                 shutil.rmtree(left)
-            _make(recipe, home, folder, via, progress)
-            entry = entry_of(recipe.name)
-            assert entry is not None
-            return replace(entry, new=True)
+            yield
     except OSError as error:
         way_out = "make room, or choose" if error.errno in FULL else "choose"
         raise DataError(
-            f"{recipe.name} could not be written to {home}: {error.strerror or error}. The cache "
+            f"{name} could not be written to {home}: {error.strerror or error}. The cache "
             f"is as it was: {way_out} another folder with {VARIABLE}"
         ) from error
 
@@ -202,11 +288,8 @@ def _make(
         source = fetch(recipe, work, folder=folder, via=via)
         shutil.rmtree(work.scratch)
         progress.begin(f"preparing {recipe.name}", None)
-        _prepare(recipe, work.raw, made / "entry", source)
-        if _folder(recipe).exists():
-            _folder(recipe).rename(made / "old")
-        (made / "entry").rename(_folder(recipe))
-        _sync(home)
+        _fill(made / "entry", recipe.prepare(work.raw), _told(recipe, source))
+        _put(made, _folder(recipe))
         shutil.rmtree(part)
     except OSError as error:
         if error.errno in FULL:
@@ -218,21 +301,35 @@ def _make(
             part.rmdir()
 
 
-def _prepare(recipe: Recipe, raw: Path, entry: Path, source: str) -> None:
-    arrays = recipe.prepare(raw)
-    meta = {
+def _told(recipe: Recipe, source: str) -> dict[str, Any]:
+    return {
         "name": recipe.name,
         "format": recipe.format,
         "source": source,
         "raw": {file.name: file.checksum for file in recipe.files},
-        "versions": {"fedglad": version("fedglad"), "numpy": np.__version__},
-        "arrays": {name: _write(entry / f"{name}.npy", array) for name, array in arrays.items()},
     }
-    with (entry / "meta.json").open("w") as file:
+
+
+def _fill(folder: Path, arrays: Mapping[str, np.ndarray], told: Mapping[str, Any]) -> None:
+    """Writes an entry."""
+    meta = {
+        **told,
+        "versions": {"fedglad": version("fedglad"), "numpy": np.__version__},
+        "arrays": {name: _write(folder / f"{name}.npy", array) for name, array in arrays.items()},
+    }
+    with (folder / "meta.json").open("w") as file:
         json.dump(meta, file, indent=2)
         file.flush()
         os.fsync(file.fileno())
-    _sync(entry)
+    _sync(folder)
+
+
+def _put(made: Path, target: Path) -> None:
+    """An entry that was made takes its place, and what was there goes."""
+    if target.exists():
+        target.rename(made / "old")
+    (made / "entry").rename(target)
+    _sync(target.parent)
 
 
 def _folder(recipe: Recipe) -> Path:

@@ -132,6 +132,7 @@ class Worker:
             x.to(device),
             y.to(device),
             rng,
+            order=job.client.order(job.seed, client),
             prepare=self.prepare,
             memory=_on(memory, device),
             sent=call.sent,

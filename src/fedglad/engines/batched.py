@@ -127,7 +127,7 @@ class BatchedEngine:
             return [slice(None)] * (settings.steps or settings.epochs)
         rng = stream(self.job.seed, "client", t, client)
         rng.bit_generator.random_raw()  # dropout's seed elsewhere: the batches are the same
-        return list(settings.batches(n, rng))
+        return list(settings.batches(n, settings.order(self.job.seed, client) or rng))
 
     def _alike(self, members: list[Member]) -> list[list[Member]]:
         """Those that can be trained together, most steps first."""

@@ -1,4 +1,6 @@
-"""Models, one file a family; known to the configuration alone, and importing nothing of fedglad.
+"""Models, one file a family; known to the configuration alone.
+
+May import data, for weights and vectors that are fetched as data sets are, and nothing else.
 
 | name | file | what it is |
 |---|---|---|
@@ -9,9 +11,12 @@
 | resnet56 | `resnet.py` | the paper's, of bottleneck blocks: 591,322 parameters |
 | resnet56-basic | `resnet.py` | that of He et al., of basic blocks: 853,018 parameters |
 | resnet56-gn | `resnet.py` | `resnet56` with GroupNorm |
+| encoder | `encoder.py` | DistilBERT, MiniLM or another of Hugging Face, for texts; LoRA |
+| bilstm | `bilstm.py` | a BiLSTM over GloVe vectors, for texts |
 
 A model is a frozen dataclass of settings whose `build()` gives the module, initialised from
-torch's generator alone: seed it, and the same model comes out.
+torch's generator, and from what was fetched: seed it, and the same model comes out. `texts.py` has
+what models of texts share.
 """
 
 REGISTRY = {
@@ -22,4 +27,6 @@ REGISTRY = {
     "resnet56": "fedglad.models.resnet:ResNet56",
     "resnet56-basic": "fedglad.models.resnet:ResNet56Basic",
     "resnet56-gn": "fedglad.models.resnet:ResNet56GroupNorm",
+    "encoder": "fedglad.models.encoder:Encoder",
+    "bilstm": "fedglad.models.bilstm:BiLSTM",
 }

@@ -44,8 +44,8 @@ def _scaffold() -> Iterator[Cell]:
 
 def _bilstm() -> Iterator[Cell]:
     for data, recipe in BILSTM.items():
+        preset = f"{data}-bilstm"
         own: dict[str, Any] = {
-            "model.name": "bilstm",
             "client.optimizer": recipe.optimizer,
             "client.lr": recipe.lr,
             "client.batch_size": recipe.batch_size,
@@ -53,11 +53,12 @@ def _bilstm() -> Iterator[Cell]:
             "client.clip_norm": recipe.clip_norm,
         }
         value = published.BILSTM.of("Centralized", False, data)
-        yield replace(_alone(data, value, own), label=f"{DATA[data].title} BiLSTM centralised")
+        label = f"{DATA[data].title} BiLSTM centralised"
+        yield replace(_alone(data, value, own), label=label, preset=preset)
         for method in AVERAGED:
             for glad in WITHOUT_AND_WITH:
                 extra = {**own, "server.lr": recipe.server_lr[method], "rounds": recipe.rounds}
-                yield cell(
+                told = cell(
                     data,
                     method,
                     glad,
@@ -65,6 +66,7 @@ def _bilstm() -> Iterator[Cell]:
                     published=published.BILSTM.of(method, glad, data),
                     extra=extra | ({"adapter.gamma": recipe.gamma} if glad else {}),
                 )
+                yield replace(told, preset=preset)
 
 
 def _alone(data: str, value: published.Value, extra: Mapping[str, Any] | None = None) -> Cell:

