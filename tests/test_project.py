@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli_data": {"config", "data", "terminal"},
     "paper": {"config", "presets", "runs", "compare", "sweep", "checkpoint", "data", "engines"},
     "flower": CORE
-    | {"samplers", "runs", "config", "checkpoint", "sums", "trust", "rng", "combine"}
+    | {"samplers", "runs", "config", "checkpoint", "sums", "trust", "rng", "combine", "memory"}
     | {"clients", "data", "models"},  # these for the template's app alone
     "cli_flower": {"flower", "terminal"},
     "cli_paper": {"cli_data", "compare", "paper", "runs", "sweep", "terminal"},

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -22,6 +23,7 @@ from fedglad.optimizers import SGD
 from fedglad.records import Several
 from fedglad.samplers import Sampler
 from fedglad.samplers.adafl import AdaFL
+from fedglad.samplers.clustered import Clustered
 from fedglad.samplers.md import MD
 from fedglad.samplers.power_of_choice import PowerOfChoice
 from fedglad.samplers.scripted import Scripted
@@ -67,7 +69,11 @@ class Engine:
     def train(self, t: int, cohort: Sequence[int], packed: Any, sent: Any) -> Iterator[Group]:
         arrays = self._arrays(packed)
         for k in cohort:
-            yield Several([by(self.population)(k, arrays)])
+            found = by(self.population)(k, arrays)
+            trained = self.layout.pack(
+                {n: torch.as_tensor(x) for n, x in (found.model or {}).items()}
+            )
+            yield Several([replace(found, model=None, delta=packed[0] - trained)])
 
     def losses(self, asked: Sequence[int], packed: Any) -> list[float]:
         return [self.population[k].loss(self._arrays(packed)) for k in asked]
@@ -126,6 +132,8 @@ SAMPLERS: dict[str, Sampler] = {
     ),
     "md": MD(clients_per_round=4),
     "adafl": AdaFL(clients_per_round=4, alpha=0.2),
+    "clustered": Clustered(clients_per_round=3, by="similarity"),
+    "clustered by size": Clustered(clients_per_round=3, by="size"),
     "power of choice": PowerOfChoice(clients_per_round=3, candidates=6),
     "scripted": Scripted(clients_per_round=4, cohorts={"0": [8, 1], "3": [2, 5, 7]}),
 }

@@ -21,6 +21,7 @@ from fedglad.compare import compare
 from fedglad.flower import FedGLAD
 from fedglad.optimizers import SGD, Adam, Momentum, Yogi
 from fedglad.samplers.adafl import AdaFL
+from fedglad.samplers.clustered import Clustered
 from fedglad.samplers.md import MD
 from fedglad.samplers.uniform import Uniform
 from fedglad.weights import FedAdp
@@ -35,6 +36,7 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
     "adam": lambda: {"optimizer": Adam(), "sampler": Uniform(clients_per_round=4, seed="run")},
     "momentum, pooled": lambda: {"optimizer": Momentum(), "adapter": Pooled(gamma=0.5)},
     "yogi, none": lambda: {"optimizer": Yogi(), "adapter": None, "weighting": FedAdp()},
+    "clustered": lambda: {"sampler": Clustered(clients_per_round=3, by="similarity")},
     "adafl": lambda: {"sampler": AdaFL(clients_per_round=3, alpha=0.1), "adapter": Glad(gamma=0.5)},
     "md": lambda: {"sampler": MD(clients_per_round=4), "optimizer": Adam()},
     "cosine": lambda: {"optimizer": SGD(schedule="cosine", over=ROUNDS)},

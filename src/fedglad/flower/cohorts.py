@@ -1,10 +1,11 @@
 """Who takes part in a round: waits for nodes, and lets a sampler draw among them."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 from flwr.serverapp import Grid
+from torch import Tensor
 
 from fedglad.flower.nodes import PATIENCE, Directory, NoSize
 from fedglad.flower.rounds import wait_for
@@ -17,8 +18,17 @@ from fedglad.samplers import Ask, Cohort, Pool, Sampler, State
 class Chooser:
     """A sampler and the nodes that it draws from; `state` is what the sampler remembers."""
 
-    def __init__(self, sampler: Sampler, seed: int, directory: Directory, least: int) -> None:
+    def __init__(
+        self,
+        sampler: Sampler,
+        seed: int,
+        directory: Directory,
+        least: int,
+        last: Callable[[int], Tensor | None],
+    ) -> None:
+        """`last` is a client's last update, for a sampler that keeps them."""
         self.sampler, self.seed, self.directory, self.least = sampler, seed, directory, least
+        self._last = last
         self.state: State = {}
         self._memo: dict[Any, Any] = {}  # of the pools
         self._met = False  # whether the nodes of a first round were there
@@ -77,6 +87,7 @@ class Chooser:
             directory.count,
             lambda k: directory.size(grid, k, timeout) if k in within else 1,
             lambda k: None,
+            self._last,
             ids=None if len(usable) == directory.count else np.array(usable, dtype=np.int64),
             memo=self._memo,
         )

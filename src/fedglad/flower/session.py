@@ -5,11 +5,13 @@ import statistics
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
+from torch import Tensor
 
 from fedglad.flower.cohorts import Chooser
 from fedglad.flower.nodes import UNUSUAL, Directory
@@ -29,6 +31,8 @@ from fedglad.flower.replies import (
 )
 from fedglad.flower.rounds import exchange
 from fedglad.flower.told import note, tell
+from fedglad.layout import as_tensor
+from fedglad.memory import Memories
 from fedglad.optimizers import Optimizer
 from fedglad.records import Failure, Record, Round, Update
 from fedglad.rng import stream
@@ -87,7 +91,9 @@ class Session:
         keys: Keys,
         least: int,
         report: str,
+        memories: Path | None = None,
     ) -> None:
+        """`memories` is the folder for what a sampler wants kept, by default a temporary one."""
         self.order = tuple(arrays)
         self.weighting = server["weighting"] or Samples()
         weighting = sampler.weighting or self.weighting
@@ -108,10 +114,12 @@ class Session:
         self.server = Server(values, **settings)
         self.optimizer: Optimizer = optimizer
         self.sampler, self.seed, self.directory, self.keys = sampler, seed, directory, keys
-        self.chooser, self.report = Chooser(sampler, seed, directory, least), report
+        self.updates = Memories(memories) if sampler.keeps_updates else None
+        self.stores: list[Any] = [self.updates] if self.updates else []
+        self.chooser = Chooser(sampler, seed, directory, least, self._last)
+        self.report = report
         self.alarm = Alarm()
         self.t = 0
-        self.stores: list[Any] = []
         self._alarm_state: dict[str, Any] = {}
         self._usual: float | None = None  # weight, if the first round was lost to an unusual one
 
@@ -130,6 +138,11 @@ class Session:
         self.chooser.state, self._alarm_state = dict(saved["sampler"]), dict(saved["alarm"])
         self._usual = saved["usual"]
         self.directory.restore(saved["nodes"])
+
+    def close(self) -> None:
+        """Lets go what was kept for this run alone."""
+        for store in self.stores:
+            store.close()
 
     def arrays(self) -> ArrayRecord:
         """The model as Flower sends it: names, order and dtypes of the initial arrays."""
@@ -220,6 +233,10 @@ class Session:
             )
         else:
             record = self.server.step(updates, population=self.directory.population)
+        if self.updates:
+            stepped = record.clients if record.stepped else []
+            accepted = [client["id"] for client in stepped if "rejected" not in client]
+            self.updates.settle(self.t, cohort.ids, accepted)
         self.chooser.observe(record)
         flag, self._alarm_state = self.alarm.judge(
             record.gsi_all if record.stepped else None, self._alarm_state
@@ -307,8 +324,26 @@ class Session:
                 update = failed(client, reason)
             del message
             yield update
+            self._keep(update)
             del update
         self._compare(weights)
+
+    def _keep(self, update: Update | Failure) -> None:
+        """Notes an update, for a sampler that will ask for the last of each client."""
+        if self.updates is None or isinstance(update, Failure) or update.model is None:
+            return
+        layout = self.server.layout
+        try:
+            trained = layout.pack({name: as_tensor(update.model[name]) for name in layout.names})
+        except (KeyError, ValueError, TypeError, RuntimeError):
+            return  # of another form: the server has rejected it
+        delta = self.server.packed[0] - trained
+        self.updates.propose(cast(int, update.client), self.t, {"update": delta})
+
+    def _last(self, client: int) -> Tensor | None:
+        """The client's last accepted update."""
+        assert self.updates
+        return self.updates.read(client, self.updates.version(client)).get("update")
 
     def _unusual(self, weight: float, usual: float | None) -> str | None:
         """Why a weight cannot be meant. Once a round has stepped, the server's guard knows."""
@@ -348,9 +383,7 @@ class Session:
         return found
 
 
-def _tensor_like(value: np.ndarray, own: Any) -> Any:
-    from fedglad.layout import as_tensor
-
+def _tensor_like(value: np.ndarray, own: Tensor) -> Tensor:
     found = as_tensor(value)
     if found.shape != own.shape:
         raise ValueError(f"arrays have shape {tuple(found.shape)} where {tuple(own.shape)} was")

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from os import PathLike
+from pathlib import Path
 from typing import Any, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -92,11 +94,6 @@ class FedGLAD(Strategy):
                 f"fraction_train={fraction_train!r} and a sampler: its clients_per_round says how "
                 "many take part; give one of the two"
             )
-        if sampler is not None and sampler.keeps_updates:
-            raise ValueError(
-                f"{type(sampler).__name__} needs every client's last update, which is not kept "
-                "here: choose another sampler"
-            )
         if round_timeout is not None and not 0 < round_timeout < math.inf:
             raise ValueError(f"round_timeout={round_timeout!r}: must be positive, in seconds")
         if min_clients < 1:
@@ -165,9 +162,9 @@ class FedGLAD(Strategy):
         tell("Starting %s strategy, %d rounds:", type(self).__name__, num_rounds)
         self.summary()
         return_memory()
-        session = self.session = self._begin(initial_arrays, num_rounds)
+        session = self.session = self._begin(initial_arrays, num_rounds, self.checkpoint_dir)
         folder = Folder(self.checkpoint_dir)
-        with folder.open(session, num_rounds) as self.records:
+        with closing(session), folder.open(session, num_rounds) as self.records:
             result = self._result(session)
             first = evaluate_fn(0, session.arrays()) if evaluate_fn and not session.t else None
             if first is not None:
@@ -252,7 +249,12 @@ class FedGLAD(Strategy):
         found = self.session.evaluations(cohort.ids, in_order(messages, replies), 0.0)
         return self._averaged(found, "evaluate")
 
-    def _begin(self, arrays: ArrayRecord, rounds: int | None) -> Session:
+    def _begin(
+        self,
+        arrays: ArrayRecord,
+        rounds: int | None,
+        folder: str | PathLike[str] | None = None,
+    ) -> Session:
         """A session at its first round; a schedule ends with the run's last, if that is known."""
         settings = {
             "optimizer": self.optimizer.within(rounds) if rounds else self.optimizer,
@@ -277,6 +279,7 @@ class FedGLAD(Strategy):
             ),
             least=self.min_available_nodes,
             report=self.report,
+            memories=Path(folder) / "memories" / "updates" if folder else None,
         )
 
     def _session(
