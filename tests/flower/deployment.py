@@ -32,6 +32,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+NO_RAY = "Ray cannot start a Python whose path has a space" if " " in sys.executable else ""
+"""Why Flower's simulation engine cannot be tried; empty if it can."""
+
 READY = 60.0  # seconds within which a SuperLink must answer
 RUN = 240.0  # seconds after which a run is given up
 OFFLINE = {

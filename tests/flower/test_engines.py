@@ -10,7 +10,7 @@ from fedglad import checkpoint
 from fedglad.config import load
 from fedglad.flower.init import init
 from fedglad.runs import execute
-from tests.flower.deployment import Federation
+from tests.flower.deployment import NO_RAY, Federation
 
 ROUNDS, CLIENTS, COHORT = 3, 4, 2
 
@@ -41,7 +41,13 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("simulation", [True, False], ids=["simulation", "deployment"])
+@pytest.mark.parametrize(
+    "simulation",
+    [
+        pytest.param(True, id="simulation", marks=pytest.mark.skipif(bool(NO_RAY), reason=NO_RAY)),
+        pytest.param(False, id="deployment"),
+    ],
+)
 def test_flower_gives_the_bits_of_the_simulator(tmp_path: Path, simulated: Path, simulation: bool):
     init(tmp_path / "app")
     out = tmp_path / "out"

@@ -21,7 +21,7 @@ from fedglad.config import load
 from fedglad.flower import FedGLAD, Monitor
 from fedglad.flower.init import InitError, commands, init
 from fedglad.runs import Run, execute
-from tests.flower.deployment import environment, free_ports, kill_all
+from tests.flower.deployment import NO_RAY, environment, free_ports, kill_all
 
 ROOT = Path(__file__).parents[2]
 
@@ -141,6 +141,7 @@ def test_the_page_on_flower_prints_what_the_command_prints_and_its_code_runs():
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(bool(NO_RAY), reason=NO_RAY)
 def test_the_two_printed_commands_run_the_app_offline(tmp_path: Path):
     home = tmp_path / "home"
     home.mkdir()
