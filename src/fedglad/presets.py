@@ -195,7 +195,7 @@ PRESETS = {
             "data": {"name": "agnews-76k", "clients": 100, "alpha": 0.1, "tokenizer": "words"},
             "model": {
                 "name": "bilstm",
-                "vectors": "glove-6b-100d",
+                "vectors": "glove-6b-100d-341k",
                 "data": "agnews-76k",
                 "classes": 4,
             },

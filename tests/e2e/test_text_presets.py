@@ -71,7 +71,7 @@ def test_the_papers_recipe_for_the_bilstm(preset: str):
     assert (model.hidden, model.dropout) == (300, 0.2)
     assert (data.tokenizer, data.source, data.length) == ("words", model.data, 128)
     assert model.classes == CLASSES[model.data]
-    assert model.vectors == ("glove-6b-100d" if "76k" in preset else "glove-6b-300d")
+    assert model.vectors == ("glove-6b-100d-341k" if "76k" in preset else "glove-6b-300d")
 
 
 RATES = {
@@ -292,8 +292,8 @@ def without_times(text: str) -> list[dict[str, Any]]:
 REAL = {
     "20news-minilm": ("20news", "minilm"),
     "agnews-76k-minilm": ("agnews-76k", "minilm"),
-    "20news-bilstm": ("20news", "glove-6b-100d"),
-    "agnews-76k-bilstm": ("agnews-76k", "glove-6b-100d"),
+    "20news-bilstm": ("20news", "glove-6b-100d-341k"),
+    "agnews-76k-bilstm": ("agnews-76k", "glove-6b-100d-341k"),
 }
 """What can be had without a model hub, and what it needs."""
 
@@ -314,7 +314,7 @@ def test_two_rounds_on_real_texts(preset: str):
         "client.steps": 2,
         "client.batch_size": 4,
         "engine.name": "serial",
-        **({"model.vectors": "glove-6b-100d"} if preset.endswith("bilstm") else {}),
+        **({"model.vectors": "glove-6b-100d-341k"} if preset.endswith("bilstm") else {}),
     }
     config = load(preset, given)[1]
     whole = config.load_data()

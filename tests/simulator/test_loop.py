@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from fedglad.clients.loop import Memory, Plain, Result, Workbench
+from fedglad.clients.loop import Memory, Plain, Result, Workbench, length
 from fedglad.rng import stream
 
 from .support import packed
@@ -122,11 +122,11 @@ def test_betas_and_eps_are_torchs(optimizer: Any):
     check(Plain(optimizer=optimizer, lr=0.02, betas=(0.5, 0.9), eps=1e-2, batch_size=8, epochs=2))
 
 
-@pytest.mark.parametrize("warmup", [0.0, 0.2, 0.5])
+@pytest.mark.parametrize(("warmup", "warm"), [(0.0, 0), (0.2, 2), (0.25, 3), (0.5, 5)])
 @pytest.mark.parametrize("optimizer", ["sgdm", "adamw"])
-def test_the_linear_schedule_equals_the_usual_lambda(optimizer: Any, warmup: float):
-    """Rises over the first share of the round's steps, then falls to 0: with 10 steps a whole
-    number of them, as in transformers' get_linear_schedule_with_warmup."""
+def test_the_linear_schedule_equals_the_usual_lambda(optimizer: Any, warmup: float, warm: int):
+    """Rises over the first share of the round's steps, rounded up, then falls to 0: as in
+    transformers' get_linear_schedule_with_warmup."""
     client = Plain(
         optimizer=optimizer,
         lr=0.05,
@@ -136,13 +136,27 @@ def test_the_linear_schedule_equals_the_usual_lambda(optimizer: Any, warmup: flo
         warmup=warmup,
         weight_decay=0.1,
     )
-    total, warm = client.count(37), round(warmup * 10)
+    total = client.count(37)
     assert total == 10
 
     def rate(step: int) -> float:
         return step / warm if step < warm else max(0, total - step) / (total - warm)
 
     check(client, rate)
+
+
+def test_a_short_round_with_the_papers_warm_up():
+    # 4 steps, 6 % of them: 0.24, rounded up to 1, then down from 3/3 in three steps.
+    client = Plain(lr=0.3, schedule="linear", warmup=0.06)
+    assert [client.rate(k, 4) for k in range(4)] == pytest.approx([0, 0.3, 0.2, 0.1])
+
+
+def test_a_long_gradients_norm_is_right_to_float32():
+    # 22.7 million elements of 1 and 2 in turn: sqrt(11_350_000 · 1 + 11_350_000 · 4).
+    gradient = torch.tensor([1.0, 2.0]).repeat(11_350_000)
+    assert length(gradient) == pytest.approx(math.sqrt(5 * 11_350_000), rel=2e-6)
+    short = gradient[:1_999_999]  # in one piece: torch's own number
+    assert length(short) == float(torch.linalg.vector_norm(short))
 
 
 def test_a_constant_rate_ignores_the_warm_up():

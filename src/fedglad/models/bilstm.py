@@ -34,7 +34,7 @@ class BiLSTM:
     | `classes` | number of classes |
     """
 
-    vectors: Annotated[str, "of the words: glove-6b-300d, glove-6b-100d or glove-6b-50d"] = (
+    vectors: Annotated[str, "of the words: glove-6b-300d, or others of `fedglad data list`"] = (
         "glove-6b-300d"
     )
     data: Annotated[str, "the data set whose vocabulary it knows"] = "20news"

