@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 JOBS ?= 2
-BENCH ?= aggregate compute overhead scale steps data rules
+BENCH ?= aggregate compute overhead scale steps data rules report
 ARGS ?=
 
 VENV_PYTHON := .venv/bin/python

@@ -36,27 +36,42 @@ MAY_IMPORT: dict[str, set[str]] = {
     "samplers": BASE | {"weights"},
     "memory": BASE | {"checkpoint"},
     "engines": BASE | {"samplers", "clients", "memory"},
-    "simulation": TRAINING,
+    "simulation": TRAINING | {"trust"},
     "fit": {"engines", "clients"},
     "config": TRAINING | {"combine", "simulation", "data", "models", "presets", "checked", "fit"},
     "runs": TRAINING | {"simulation", "config", "checkpoint"},
     "catalogue": {"config"},
     "curves": set(),
     "control": {"adapters", "layout", "checkpoint", "config", "runs"},
-    "compare": {"config", "runs", "control", "curves"},
-    "sweep": TRAINING | {"config", "runs", "compare", "control"},
-    "tune": {"config", "runs", "compare", "sweep"},
-    "terminal": {"records", "runs", "compare", "sweep", "tune"},
+    "settings": {"config"},
+    "compare": {"config", "runs", "control", "curves", "settings"},
+    "sweep": TRAINING | {"config", "runs", "control", "settings"},
+    "tune": {"config", "runs", "settings", "sweep"},
+    "terminal": {"records", "runs", "compare", "settings", "sweep", "tune"},
     "cli_data": {"config", "data", "terminal"},
     "paper": {"config", "presets", "runs", "compare", "sweep", "checkpoint", "data", "engines"},
     "flower": CORE
     | {"samplers", "runs", "config", "checkpoint", "sums", "trust", "rng", "combine", "memory"}
     | {"clients", "data", "models"},  # these for the template's app alone
     "cli_flower": {"flower", "terminal"},
-    "cli_paper": {"cli_data", "compare", "paper", "runs", "sweep", "terminal"},
+    "recording": {"adapters", "checkpoint", "config", "layout", "records", "runs", "sums"},
+    "replay": {"adapters", "config", "recording", "records"},
+    "cli_replay": {"config", "settings", "recording", "replay", "sweep", "terminal"},
+    "report": {
+        "compare",
+        "config",
+        "control",
+        "curves",
+        "settings",
+        "trust",
+    },  # reads a run's folder, never trains
+    "cli_report": {"report", "terminal"},
+    "cli_track": {"report", "terminal"},
+    "cli_paper": {"cli_data", "paper", "runs", "settings", "sweep", "terminal"},
     "cli": TRAINING
     | {"simulation", "presets", "config", "runs", "sweep", "compare", "terminal", "cli_data"}
-    | {"catalogue", "data", "tune", "paper", "cli_paper", "cli_flower"},
+    | {"catalogue", "data", "tune", "paper", "cli_paper", "cli_flower"}
+    | {"cli_report", "cli_replay", "cli_track", "settings"},
     "__main__": {"cli"},
     "__init__": {"adapters", "records", "server", "validate", "config"},
 }

@@ -20,17 +20,21 @@ from fedglad.cli_data import app as data_app
 from fedglad.cli_data import bring
 from fedglad.cli_flower import app as flower_app
 from fedglad.cli_paper import app as paper_app
-from fedglad.compare import CompareError
+from fedglad.cli_replay import app as replay_app
+from fedglad.cli_report import app as report_app
+from fedglad.cli_track import app as track_app
 from fedglad.config import ConfigError, find, load, parse_value
 from fedglad.data import partition as partitions
 from fedglad.paper.experiments import EXPERIMENTS
 from fedglad.presets import PRESETS
 from fedglad.runs import Interrupted, Run, RunError, execute, make_folder
+from fedglad.settings import CompareError, label
 from fedglad.terminal import (
     ShowRun,
     ShowSweep,
     complain,
     console,
+    distrusted,
     error,
     show_comparison,
     show_tuning,
@@ -46,6 +50,8 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(paper_app, name="paper")
 app.add_typer(flower_app, name="flower")
+for verbs in (report_app, replay_app, track_app):  # without a name of their own
+    app.add_typer(verbs)
 
 LISTS = {
     "presets": "",
@@ -231,7 +237,7 @@ def tune(
         show_tuning(found)
     failed = [trial for trial in found.trials if trial.status == "failed"]
     for trial in failed:
-        error(f"{comparing.label(trial.settings)}: {trial.reason}  (log: {trial.folder}/log.txt)")
+        error(f"{label(trial.settings)}: {trial.reason}  (log: {trial.folder}/log.txt)")
     if found.best is None:
         error("no trial has a score: all diverged or failed")
     if failed or found.best is None:
@@ -308,6 +314,8 @@ def _finish(run: Run, *, as_json: bool, new: bool) -> None:
             f"{summary['seconds']:.1f} s.\nRecords: {escape(str(run.folder))}",
             soft_wrap=True,
         )
+        if told := distrusted(run.rounds()):
+            console.print(told, soft_wrap=True)
     if skipped := run.skipped:
         warn(skipped)
     if summary.get("skipped") == summary["rounds"]:

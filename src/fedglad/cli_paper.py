@@ -15,13 +15,13 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from fedglad.cli_data import bring
-from fedglad.compare import label
 from fedglad.paper import formats, plots, results, work
 from fedglad.paper.cells import PaperError
 from fedglad.paper.experiments import EXPERIMENTS, find
 from fedglad.paper.results import RESULTS, RUNS, Library
 from fedglad.paper.tables import Table, table
 from fedglad.runs import Interrupted, RunError, make_folder
+from fedglad.settings import label
 from fedglad.sweep import DONE, ENDS, Event, sweep
 from fedglad.terminal import WIDE, ShowSweep, complain, console, error, warn
 

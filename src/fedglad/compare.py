@@ -9,23 +9,23 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, TypeGuard
 
-from fedglad.config import ConfigError, find
 from fedglad.control import rules
 from fedglad.curves import METRICS, Curve, Line, Rounds, Stability, curve, plot, slim, stability
 from fedglad.runs import Run, RunError
-
-SEEDS = ("seed", "data.seed")
-"""What repetitions differ in; all other keys tell groups apart, but those of exact engines."""
+from fedglad.settings import (
+    CONTROL,
+    SEEDS,
+    CompareError,
+    Seed,
+    differing,
+    engine,
+    flat,
+    labels_of,
+    place,
+    unpaired,
+)
 
 METRIC, FINAL = "last10_accuracy", "final_accuracy"
-KEYS = 4  # in a label, if so many tell the groups apart
-CONTROL = "control"  # among an entry's settings: they are those of the rule that it is one of
-
-Seed = tuple[Any, ...]
-
-
-class CompareError(ValueError):
-    """Runs that cannot be compared; the message says which and why."""
 
 
 @dataclass(frozen=True)
@@ -136,12 +136,12 @@ def compare(
             cell[entry.seed] = entry
     parts = [dict(sorted(cell.items(), key=_order)) for cell in cells.values()]
     settings = [next(iter(cell.values())).settings for cell in parts]
-    configs = _differing(settings)
-    labels = _labels(configs)
+    configs = differing(settings)
+    labels = labels_of(configs)
     plain = [k for k, found in enumerate(settings) if found.get("adapter.name") == "none"]
     base = plain[0] if len(plain) == 1 else 0
     if baseline:
-        base = _find(labels, configs, baseline)
+        base = place(labels, configs, baseline)
     groups: list[Group] = []
     lengths: dict[Any, None] = {}
     for k in sorted(range(len(parts)), key=lambda k: k != base):
@@ -159,20 +159,6 @@ def compare(
         own, *others = map(str, lengths)
         notes.append(f"the baseline has {own} rounds, what is compared with it {', '.join(others)}")
     return Comparison(metric, labels[base], groups, notes)
-
-
-def label(settings: Mapping[str, Any]) -> str:
-    """Settings in one line, as the command line takes them.
-
-    >>> label({"adapter.name": "glad", "adapter.gamma": 0.02})
-    'adapter.name=glad adapter.gamma=0.02'
-    """
-    return " ".join(f"{key}={shown(value)}" for key, value in settings.items())
-
-
-def shown(value: Any) -> str:
-    """A value as the command line takes it."""
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
@@ -229,15 +215,15 @@ def _read(folders: Iterable[Path]) -> tuple[list[Entry], list[str]]:
             rounds = f"{len(Run(folder).rounds())} of {config.get('rounds', '?')} rounds"
             notes.append(f"{folder} is left out: unfinished, {rounds}")
             continue
-        config |= {"engine": _engine(config), "format": _format(summary)}
+        config |= {"engine": engine(config), "format": _format(summary)}
         adapter, rounds = config.get("adapter", {}), slim(Run(folder).rounds())
-        flats = [
-            (_flat({**config, "adapter": rule, CONTROL: True}), adapter["value"])
+        controlled = [
+            (flat({**config, "adapter": rule, CONTROL: True}), adapter["value"])
             for rule in rules(folder, adapter)
         ]
-        for flat, factor in flats or [(_flat(config), None)]:
-            seed = tuple(flat.pop(key, None) for key in SEEDS)
-            entries.append(Entry(folder, flat, seed, summary, rounds, factor))
+        for settings, factor in controlled or [(flat(config), None)]:
+            seed = tuple(settings.pop(key, None) for key in SEEDS)
+            entries.append(Entry(folder, settings, seed, summary, rounds, factor))
         if skipped := Run(folder).skipped:
             notes.append(f"{folder}: {skipped}")
     if not entries:
@@ -260,90 +246,13 @@ def _summary(folder: Path) -> dict[str, Any] | None:
         raise CompareError(str(error)) from None
 
 
-def _engine(config: Mapping[str, Any]) -> dict[str, Any]:
-    """All engines that give the same bits stand as one, under the name of the default."""
-    engine = config.get("engine", {})
-    try:
-        exact = getattr(find("engine", str(engine.get("name", "local"))), "exact", True)
-    except ConfigError:  # somebody's own, and not here
-        exact = False
-    return {"name": "local"} if exact else engine
-
-
 def _format(summary: Mapping[str, Any]) -> int:
     return summary.get("versions", {}).get("format", 1)
 
 
-def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys; a table inside a section stays a value."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= {f"{key}.{name}": inner for name, inner in value.items()}
-        else:
-            flat[key] = value
-    return flat
-
-
-def _differing(all_settings: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of each, the keys in which it differs; in a section, from those with the same name.
-
-    What another class has for its fields says nothing: its name stands for them.
-    """
-    found: list[dict[str, Any]] = []
-    named = ["adapter.name"] if any(CONTROL in settings for settings in all_settings) else []
-    for settings in all_settings:
-        told: dict[str, Any] = {}
-        for key in sorted(settings, key=lambda key: (key[-5:] != ".name", key.partition(".")[0])):
-            name = f"{key.partition('.')[0]}.name"
-            alike = [s for s in all_settings if key == name or s.get(name) == settings.get(name)]
-            if key in named or any(s.get(key) != settings[key] for s in alike):
-                told[key] = settings[key]
-        found.append(told)
-    return found
-
-
-def _labels(configs: list[dict[str, Any]]) -> list[str]:
-    """Each with its first KEYS keys, or as many as it takes to tell it from the others."""
-
-    def text(told: dict[str, Any], keys: int) -> str:
-        config = {key: value for key, value in told.items() if key != CONTROL}
-        shown = label(dict(list(config.items())[:keys]))
-        shown = f"control of {shown}" if CONTROL in told else shown
-        return f"{shown} +{len(config) - keys} more" if len(config) > keys else shown
-
-    def shortest(k: int) -> str:
-        others = configs[:k] + configs[k + 1 :]
-        keys = KEYS
-        while any(text(other, keys) == text(configs[k], keys) for other in others):
-            keys += 1
-        return text(configs[k], keys)
-
-    return [shortest(k) or "all runs" for k in range(len(configs))]
-
-
-def _find(labels: list[str], configs: list[dict[str, Any]], text: str) -> int:
-    exact = [k for k, found in enumerate(labels) if found == text]
-    matching = exact or [k for k, config in enumerate(configs) if text == label(config)]
-    own = [k for k, config in enumerate(configs) if CONTROL not in config]
-    matching = matching or [k for k in own if text in label(configs[k])]
-    matching = matching or [k for k, found in enumerate(labels) if text in found]
-    if len(matching) != 1:
-        many = "matches no group" if not matching else "matches several groups"
-        raise CompareError(f"baseline {text!r} {many}: choose from {'; '.join(labels)}")
-    return matching[0]
-
-
 def _unpaired(base: Mapping[Seed, Entry], other: Mapping[Seed, Entry]) -> str:
-    """Why a difference by seed would mean nothing; empty if it means something."""
     first, second = (next(iter(cell.values())).settings for cell in (base, other))
-    if first["format"] != second["format"]:
-        return "versions of fedglad made them whose random draws differ"
-    for section, what in {"data": "data", "sampler": "cohorts"}.items():
-        own = [{k: v for k, v in s.items() if k.startswith(f"{section}.")} for s in (first, second)]
-        if own[0] != own[1]:
-            return f"the {what} differ"
-    return "" if base.keys() & other.keys() else "they have no seed in common"
+    return unpaired(first, second, base.keys(), other.keys())
 
 
 def _group(

@@ -96,7 +96,7 @@ class Config:
                 sampler=sections["sampler"],
                 server=sections["server"],
             )
-        except ValueError as error:
+        except (ValueError, AttributeError) as error:  # the latter of a class of another kind
             raise ConfigError(str(error)) from None
         return cls(**plain, sections=sections)
 

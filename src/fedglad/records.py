@@ -204,6 +204,7 @@ class Round:
     test_loss: float | None = None
     test_accuracy: float | None = None
     label_similarity: float | None = None
+    alarm: str | None = None  # "one-sided", "outlier": see trust.py
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
     def to_dict(self) -> dict[str, Any]:
@@ -214,6 +215,7 @@ class Round:
             "test_loss": None if _diverged(self.test_loss) else self.test_loss,
             "test_accuracy": self.test_accuracy,
             "label_similarity": self.label_similarity,
+            "alarm": self.alarm,
             "seconds": self.seconds,
         }
 

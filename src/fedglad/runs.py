@@ -1,4 +1,4 @@
-"""A run's folder: config.toml, rounds.jsonl, checkpoints/, summary.json, log.txt; and resuming."""
+"""A run's folder: config.toml, labels.json, rounds.jsonl, checkpoints/, summary.json, log.txt."""
 
 import fcntl
 import json
@@ -104,7 +104,7 @@ class Run:
         """Removes what a run writes, and nothing else; the log, which may be locked, is emptied."""
         if (self.folder / "log.txt").is_file():
             os.truncate(self.folder / "log.txt", 0)
-        for name in ("config.toml", "rounds.jsonl", "summary.json"):
+        for name in ("config.toml", "labels.json", "rounds.jsonl", "summary.json"):
             (self.folder / name).unlink(missing_ok=True)
         for name in ("checkpoints", "memories"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
@@ -148,7 +148,9 @@ def execute(
                 if force:
                     run.clear()
                 checkpoint.write_text(run.folder / "config.toml", config.to_toml())
+                _write_labels(run, simulation)
                 restore(run, simulation)
+                simulation.recall(run.rounds())
                 _play(run, config, simulation, on_round or (lambda _: None), asked_to_stop)
             except OSError as error:
                 raise RunError(
@@ -228,6 +230,13 @@ def restore(
         raise RunError(f"{run.folder}/rounds.jsonl lacks rounds: {way_out}")
     text = "".join(f"{line}\n" for line in lines)
     checkpoint.write_text(run.folder / "rounds.jsonl", text)
+
+
+def _write_labels(run: Run, simulation: Simulation) -> None:
+    """How many samples of each class every client has, for reports; where it is known."""
+    if simulation.counts is not None:
+        counts = simulation.counts.astype(int).tolist()
+        checkpoint.write_text(run.folder / "labels.json", json.dumps({"counts": counts}))
 
 
 def _play(

@@ -3,7 +3,7 @@
 import copy
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +22,7 @@ from fedglad.records import Bundle, Failure, Record, Round, Update
 from fedglad.rng import stream
 from fedglad.samplers import Pool, Sampler, State
 from fedglad.server import Server
+from fedglad.trust import Alarm
 from fedglad.weights import Samples
 
 logger = logging.getLogger("fedglad")
@@ -48,7 +49,7 @@ class Plan:
 
 
 class Simulation:
-    """A run in progress: what changes are the server, the sampler's state and the round."""
+    """A run in progress: what changes are the server, the sampler's and the alarm's state, t."""
 
     def __init__(self, plan: Plan, memories: Path | None = None) -> None:
         """`memories` is the folder for what clients remember, by default a temporary one."""
@@ -80,6 +81,7 @@ class Simulation:
             distances=plan.sampler.distances,
         )
         self.sampler_state: State = {}
+        self.alarm, self.alarm_state = Alarm(), dict[str, Any]()
         self.t = 0
         start = copy.deepcopy(plan.model)
         job = Job(
@@ -108,6 +110,8 @@ class Simulation:
             record = server.step(seen, population=self.pool.clients)
             self._settle(t, cohort.ids, record)
             self.sampler_state = plan.sampler.observe(self.sampler_state, record)
+            gsi = record.gsi_all if record.stepped else None
+            flag, self.alarm_state = self.alarm.judge(gsi, self.alarm_state)
             self.t = t + 1
             trained = time.perf_counter()
             tested = self.t % plan.eval_every == 0 or self.t == plan.rounds
@@ -119,8 +123,15 @@ class Simulation:
                 test_loss=result.loss if result else None,
                 test_accuracy=result.accuracy if result else None,
                 label_similarity=self._similarity(cohort.ids),
+                alarm=flag,
                 seconds={"train": trained - begin, "test": time.perf_counter() - trained},
             )
+
+    def recall(self, rounds: Iterable[Mapping[str, Any]]) -> None:
+        """The alarm's state after these records, for a run that goes on."""
+        for found in rounds:
+            gsi = found.get("gsi_all") if found.get("status") == "stepped" else None
+            _, self.alarm_state = self.alarm.judge(gsi, self.alarm_state)
 
     def close(self) -> None:
         """Ends the engine's processes."""

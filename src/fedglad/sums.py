@@ -177,7 +177,7 @@ class SumsDoor(Intake):
             sum_sq / weight,
             sum_sq2 / weight**2,
             sum_sq > 0,
-            _weights(count, weight_sq / weight**2),
+            weights_of(count, weight_sq / weight**2),
         )
         return totals, source.buffers
 
@@ -286,7 +286,7 @@ def _numbers(what: str, given: Mapping[str, float], names: Sequence[str]) -> np.
     return np.array(good)
 
 
-def _weights(count: int, sum_of_squares: float) -> tuple[float, ...]:
+def weights_of(count: int, sum_of_squares: float) -> tuple[float, ...]:
     """Weights with a sum of 1 and this sum of squares: adapters look at nothing else of them."""
     spread = max(0.0, count * sum_of_squares - 1)  # 0 for equal weights, r − 1 for a single one
     first = (1 + math.sqrt((count - 1) * spread)) / count

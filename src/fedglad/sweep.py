@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 import torch
 
-from fedglad.compare import label
 from fedglad.config import Config, ConfigError, load, parse_value
 from fedglad.control import adaptive, at_constant, mark, mean_factor
 from fedglad.engines.local import Local
 from fedglad.engines.serial import Serial
 from fedglad.records import Round
 from fedglad.runs import Interrupted, Run, RunError, execute, patient
+from fedglad.settings import label
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What the commands show: live lines in a terminal, plain ones elsewhere, and tables."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -10,9 +10,10 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedglad.compare import SEEDS, Comparison, Difference, Group, label, shown
+from fedglad.compare import Comparison, Difference, Group
 from fedglad.records import Record, Round
 from fedglad.runs import Run
+from fedglad.settings import SEEDS, label, shown
 from fedglad.sweep import DONE, ENDS, Event, Task, has_control
 from fedglad.tune import Tuning, score
 
@@ -20,6 +21,7 @@ console = Console(highlight=False)
 complain = Console(stderr=True, highlight=False, soft_wrap=True)
 
 WIDE = 1000  # a file has room for any table
+NAMED = 20  # distrusted rounds of a kind that a line names
 
 
 def error(text: str) -> None:
@@ -55,7 +57,7 @@ class _Live:
 
 
 class ShowRun(_Live):
-    """One run: its last round, or elsewhere a line every tenth of the run."""
+    """One run: its last round, or elsewhere a line every tenth of the run; and distrusted ones."""
 
     def __init__(self, rounds: int, *, quiet: bool) -> None:
         super().__init__(quiet=quiet)
@@ -67,7 +69,9 @@ class ShowRun(_Live):
         line = round_line(done, self.rounds)
         if self.live:
             self.progress.update(self.task, completed=done.t + 1, description=line)
-        elif not self.quiet and (done.t + 1) % max(1, self.rounds // 10) == 0:
+            if done.alarm:  # the line above is gone with the next round
+                console.print(line)
+        elif not self.quiet and (done.alarm or (done.t + 1) % max(1, self.rounds // 10) == 0):
             console.print(line, soft_wrap=True)
 
 
@@ -164,7 +168,7 @@ def _accuracy(run: Run) -> str:
 def round_line(done: Round, rounds: int) -> str:
     """A round in one line of rich markup."""
     record = done.record
-    parts = [f"round {done.t + 1}/{rounds}"]
+    parts: list[str] = []
     if done.test_accuracy is not None and done.test_loss is not None:
         parts.append(f"accuracy {100 * done.test_accuracy:5.1f} %  loss {done.test_loss:.3f}")
     if record.gsi_all is not None:
@@ -176,7 +180,26 @@ def round_line(done: Round, rounds: int) -> str:
     if not record.stepped:
         parts.append(f"skipped: {record.reason}")
     rate = len(done.cohort) / max(done.seconds.get("train", 0), 1e-9)
-    return escape("  ".join([*parts, f"{rate:.0f} clients/s"]))
+    mark = f"  [yellow]! {done.alarm}[/]" if done.alarm else ""  # where no narrow terminal cuts it
+    return f"round {done.t + 1}/{rounds}{mark}  " + escape(
+        "  ".join([*parts, f"{rate:.0f} clients/s"])
+    )
+
+
+def distrusted(rounds: Sequence[Mapping[str, Any]]) -> str:
+    """The rounds of a run that have an alarm, in one line; empty if none has."""
+    flagged: dict[str, list[int]] = {}
+    for found in rounds:
+        if flag := found.get("alarm"):
+            flagged.setdefault(flag, []).append(found["round"] + 1)
+    named = [f"{_numbers(flagged[flag])} ({flag})" for flag in sorted(flagged)]
+    count = sum(map(len, flagged.values()))
+    return f"{count} of {len(rounds)} rounds distrusted: {', '.join(named)}" if count else ""
+
+
+def _numbers(rounds: Sequence[int]) -> str:
+    more = f" and {len(rounds) - NAMED} more" if len(rounds) > NAMED else ""
+    return ", ".join(map(str, rounds[:NAMED])) + more
 
 
 def clipped(record: Record) -> int:

@@ -17,9 +17,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from fedglad.compare import SEEDS, label, shown
 from fedglad.config import ConfigError
 from fedglad.runs import Run, RunError, make_folder
+from fedglad.settings import SEEDS, label, shown
 from fedglad.sweep import DONE, Event, Task, parse_grids, sweep, tasks
 
 SEED = 0  # of the sampler

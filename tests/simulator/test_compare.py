@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from fedglad.cli import app
-from fedglad.compare import CompareError, compare, interval, label, students_t
+from fedglad.compare import compare, interval, students_t
 from fedglad.config import load
+from fedglad.settings import CompareError, label, labels_of
 
 from .test_cli import said
 
@@ -641,3 +642,7 @@ def test_a_mistake_is_one_message_and_exit_code_2(tmp_path: Path, finished: Any)
         assert said(result).startswith("error: ")
         assert not result.stdout
     assert call("compare").exit_code == 2
+
+
+def test_values_that_look_alike_get_labels_that_do():
+    assert labels_of([{"server.lr": 1}, {"server.lr": "1"}]) == ["server.lr=1", "server.lr=1"]

@@ -477,6 +477,11 @@ def test_an_own_class_that_cannot_be_loaded(name: str, said: str):
     assert said in found
 
 
+def test_a_class_of_another_kind_is_refused():
+    found = refused({"adapter.name": "fedglad.filters:Krum"})
+    assert found == "'Krum' object has no attribute 'compares'"
+
+
 # ------------------------------------------------------------------------------------------- hash
 
 

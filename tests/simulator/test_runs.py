@@ -63,6 +63,7 @@ def test_the_folder_holds_what_the_design_says(tmp_path: Path):
     run = execute("digits", quick(), out=tmp_path / "run")
     assert {path.name for path in run.folder.iterdir()} == {
         "config.toml",
+        "labels.json",
         "rounds.jsonl",
         "summary.json",
         "checkpoints",
@@ -85,6 +86,7 @@ def test_a_round_has_the_fields_of_the_design(tmp_path: Path):
         assert found.keys() >= {
             *("round", "status", "clients", "train_loss", "test_loss", "test_accuracy"),
             *("label_similarity", "gsi_all", "tensors", "groups", "gsi_unfiltered", "seconds"),
+            "alarm",
         }
         assert found["status"] == "stepped"
         assert found["tensors"].keys() == found["groups"].keys() == {"weight", "bias"}

@@ -261,12 +261,12 @@ class Session:
             trained.record,
             test_loss=next((x for x in map(loss_of, tested) if x is not None), None),
             test_accuracy=next((x for x in map(accuracy_of, tested) if x is not None), None),
+            alarm=trained.alarm,
             seconds=seconds,
         ).to_dict()
         again = {entry["id"] for entry in trained.record.clients}
         failed = [c for c in trained.failed if c["id"] not in again]
         played["clients"] = self.named([*failed, *trained.record.clients])
-        played["alarm"] = trained.alarm
         played["attempts"] = 1 + len(trained.reasons)
         if trained.reasons:
             played["retried"] = trained.reasons

@@ -1,0 +1,307 @@
+"""The numbers of every chart, from what a run's folder tells: plain types, as the page reads them.
+
+    payload([read(folder), ...]) -> {"version": 1, "title": ..., "headline": [...], "runs": [...]}
+
+Rounds are counted from 1, accuracies are percentages, numbers are rounded for showing; what is not
+known is None.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import StatisticsError, correlation, fmean, linear_regression
+from typing import Any
+
+import numpy as np
+
+from fedglad.report.folder import ReportError, Story
+from fedglad.report.groups import group, settings
+from fedglad.report.headline import disagreement, headline, verdict
+from fedglad.report.record import number, text
+from fedglad.trust import Alarm
+
+VERSION = 1
+POLL = 2  # seconds between two looks of a live page
+CLIENTS = 1000  # in the table
+CELLS = 250_000  # of all heat maps: more would make the page too large
+ENTRIES = 40_000  # of all cohorts
+GROUPS = 5_000  # that are looked at
+FEWEST = 3  # clients that every cohort shows
+NAMED = 3  # runs before a note
+ALIKE = 1e-9  # values that differ by less are the same but for rounding
+
+Run = dict[str, Any]
+
+
+def payload(
+    stories: Sequence[Story], *, baseline: str | None = None, live: bool = False
+) -> dict[str, Any]:
+    """All that the page shows."""
+    if not stories:
+        raise ReportError("there is no run to report on")
+    found = group(stories, baseline)
+    runs = [run(story, share=len(found.stories)) for story in found.stories]
+    for k, one in enumerate(found.groups):
+        for member in one.runs:
+            runs[member] |= {"label": one.label, "seed": found.seeds[member], "group": k}
+    many = len(runs) > 1
+    return {
+        "version": VERSION,
+        "title": f"{len(runs)} runs" if many else runs[0]["name"],
+        "live": {"seconds": POLL} if live else None,
+        "headline": headline(found, runs),
+        "verdict": verdict(runs),
+        "notes": [*_notes(runs), *(f"{text(note, 400)}." for note in found.notes)],
+        "groups": [
+            {"label": one.label, "baseline": one.baseline, "runs": one.runs} for one in found.groups
+        ],
+        "runs": runs,
+    }
+
+
+def run(story: Story, *, share: int = 1) -> Run:
+    """One run's figures; `share` is how many runs have to fit into the page."""
+    rounds = story.rounds
+    usual, alarm, worked_out = alarms(rounds)
+    notes = list(story.missing)
+    if worked_out:
+        whose = "this run" if worked_out == len(rounds) else f"{worked_out} rounds"
+        notes.append(f"alarms were not recorded by {whose}: they are worked out from its GSI")
+    if told := disagreement(story):
+        notes.append(told)
+    clients, left_out = participation(rounds)
+    everybody = [client for found in rounds for client in found["clients"]]
+    return {
+        "name": story.name,
+        "label": "",
+        "seed": "",
+        "group": 0,
+        "finished": story.finished,
+        "rounds_planned": story.planned,
+        "config": settings(story.config),
+        "rounds": [found["round"] + 1 for found in rounds],
+        "status": [found["status"] for found in rounds],
+        "reason": [found["reason"] for found in rounds],
+        "accuracy": [short(percent(found["test_accuracy"])) for found in rounds],
+        **{key: _column(rounds, key) for key in ("test_loss", "train_loss")},
+        "gsi": _column(rounds, "gsi_all"),
+        "gsi_unfiltered": _unfiltered(rounds),
+        "usual": [short(value) for value in usual],
+        "alarm": alarm,
+        "similarity": _known(_column(rounds, "label_similarity")),
+        "cohorts": cohorts(rounds, notes, entries=ENTRIES // share),
+        "factor": factor(rounds),
+        "heat": heat(rounds, notes, cells=CELLS // share),
+        "fit": fit(rounds),
+        "labels": labels(rounds, story.labels),
+        "updates": len(everybody),
+        "rejected": sum("rejected" in client for client in everybody),
+        "clients": clients,
+        "clients_left_out": left_out,
+        "seconds": short(seconds(story)),
+        "missing": [_sentence(note) for note in notes],
+    }
+
+
+def short(value: float | None, digits: int = 5) -> float | int | None:
+    """Rounded to so many digits, a whole number as an int: a page has hundreds of thousands.
+
+    >>> short(0.123456789), short(1.0), short(float("nan"))
+    (0.12346, 1, None)
+    """
+    if value is None or not math.isfinite(value):
+        return None
+    found = float(f"{value:.{digits}g}")
+    return int(found) if found == int(found) and abs(found) < 1e6 else found
+
+
+def percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+def alarms(
+    rounds: Sequence[Mapping[str, Any]],
+) -> tuple[list[float | None], list[str | None], int]:
+    """For each round the usual GSI before it and its flag; how many flags were not recorded."""
+    rule, state = Alarm(), dict[str, Any]()
+    usual: list[float | None] = []
+    flags: list[str | None] = []
+    for found in rounds:
+        usual.append(rule.usual(state))
+        gsi = found["gsi_all"] if found["status"] == "stepped" else None
+        flag, state = rule.judge(gsi, state)
+        flags.append(found.get("alarm", flag))
+    return usual, flags, sum("alarm" not in found for found in rounds)
+
+
+def cohorts(
+    rounds: Sequence[Mapping[str, Any]], notes: list[str], *, entries: int = ENTRIES
+) -> list[list[list[Any]]]:
+    """Of each round its clients: id, share in the mean, loss, norm, why rejected.
+
+    Where that would be too much, so many of each that it is not; the rejected ones come first.
+    """
+    most = max((len(found["clients"]) for found in rounds), default=0)
+    if sum(len(found["clients"]) for found in rounds) > entries:
+        most = max(FEWEST, entries // len(rounds))
+        notes.append(f"of each cohort at most {most} clients are listed, the rejected ones first")
+    told: list[list[list[Any]]] = []
+    for found in rounds:
+        members = [_member(k, client) for k, client in enumerate(found["clients"])]
+        if len(members) > most:
+            members.sort(key=lambda member: member[-1] is None)
+        told.append(members[:most])
+    return told
+
+
+def factor(rounds: Sequence[Mapping[str, Any]]) -> dict[str, list[float | int | None]]:
+    """The least, the mean and the greatest factor over the groups of each round."""
+    scales = [[one["scale"] for one in found["groups"].values()] for found in rounds]
+    over = {"least": min, "mean": fmean, "most": max}
+    return {name: [short(f(all_)) if all_ else None for all_ in scales] for name, f in over.items()}
+
+
+def heat(
+    rounds: Sequence[Mapping[str, Any]], notes: list[str], *, cells: int = CELLS
+) -> dict[str, Any] | None:
+    """The factors, and GSI/B, of groups by rounds, in the order of the model.
+
+    None if no group was ever scaled or compared. Where there are too many, the groups whose factor
+    moved the most.
+    """
+    names = list(dict.fromkeys(name for found in rounds for name in found["groups"]))
+    every, names = len(names), names[:GROUPS]
+    scale = np.full((len(names), len(rounds)), np.nan)
+    ratio = np.full_like(scale, np.nan)
+    row = {name: k for k, name in enumerate(names)}
+    for t, found in enumerate(rounds):
+        for name, one in found["groups"].items():
+            if name not in row:
+                continue
+            scale[row[name], t] = one["scale"]
+            if one["gsi"] is not None and one["baseline"] is not None:
+                ratio[row[name], t] = one["gsi"] / one["baseline"]
+    if not np.any((scale != 1) & ~np.isnan(scale)) and np.all(np.isnan(ratio)):
+        return None
+    most = max(1, cells // max(1, len(rounds)))
+    if len(names) > most:
+        moved = np.nanmax(scale, axis=1) - np.nanmin(scale, axis=1)
+        chosen = np.sort(np.argsort(-moved, kind="stable")[:most])
+        scale, ratio = scale[chosen], ratio[chosen]
+        notes.append(
+            f"the heat map has {most} of {every} groups, those whose factor moved the most"
+        )
+        names = [names[k] for k in chosen]
+    return {"groups": names, "scale": _table(scale), "ratio": _table(ratio)}
+
+
+def fit(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """GSI on the cohort's label similarity: least squares and Pearson's r, from 3 rounds on."""
+    keys = ("label_similarity", "gsi_all")
+    pairs = [tuple(found[key] for key in keys) for found in rounds if found["status"] == "stepped"]
+    pairs = [pair for pair in pairs if None not in pair]
+    if len(pairs) < 3 or any(max(all_) - min(all_) < ALIKE for all_ in zip(*pairs, strict=True)):
+        return None
+    x, y = zip(*pairs, strict=True)
+    try:
+        line, r = linear_regression(x, y), correlation(x, y)
+    except StatisticsError:
+        return None
+    slope, intercept = short(line.slope), short(line.intercept)
+    return {"n": len(pairs), "r": short(r), "slope": slope, "intercept": intercept}
+
+
+def labels(rounds: Sequence[Mapping[str, Any]], counts: np.ndarray | None) -> dict[str, Any] | None:
+    """The shares of the classes in the population and in each cohort, all its clients together."""
+    if counts is None or counts.sum() == 0:
+        return None
+
+    def shares(rows: np.ndarray) -> list[Any] | None:
+        total = rows.sum()
+        return [short(float(x)) for x in rows.sum(axis=0) / total] if total else None
+
+    told: list[list[Any] | None] = []
+    for found in rounds:
+        ids = [client["id"] for client in found["clients"]]
+        known = all(isinstance(k, int) and 0 <= k < len(counts) for k in ids)
+        told.append(shares(counts[ids]) if ids and known else None)
+    return {"population": shares(counts), "cohorts": told}
+
+
+def participation(rounds: Sequence[Mapping[str, Any]]) -> tuple[list[list[Any]], int]:
+    """Each client's id, times sampled, mean norm, rejections, last reason; the most sampled first.
+
+    And how many are not in the list. Clients without an id cannot be told apart.
+    """
+    seen: dict[Any, list[Mapping[str, Any]]] = {}
+    for found in rounds:
+        for client in found["clients"]:
+            if client["id"] is not None:
+                seen.setdefault(client["id"], []).append(client)
+    order = sorted(seen, key=lambda name: (-len(seen[name]), isinstance(name, str), name))
+    told: list[list[Any]] = []
+    for name in order[:CLIENTS]:
+        norms = [norm for one in seen[name] if (norm := _norm(one)) is not None]
+        reasons = [one["rejected"] for one in seen[name] if "rejected" in one]
+        mean = short(fmean(norms)) if norms else None
+        told.append([name, len(seen[name]), mean, len(reasons), reasons[-1] if reasons else None])
+    return told, max(0, len(order) - CLIENTS)
+
+
+def seconds(story: Story) -> float:
+    """Of the rounds that are recorded; the summary's where some are not."""
+    total = math.fsum(x for found in story.rounds for x in found["seconds"].values())
+    told = number((story.summary or {}).get("seconds"), 0.0)
+    return total if told is None or story.complete else told
+
+
+def _column(rounds: Sequence[Mapping[str, Any]], key: str) -> list[float | int | None]:
+    return [short(found[key]) for found in rounds]
+
+
+def _known(values: list[float | int | None]) -> list[float | int | None] | None:
+    return values if any(value is not None for value in values) else None
+
+
+def _unfiltered(rounds: Sequence[Mapping[str, Any]]) -> list[float | int | None] | None:
+    """None where no filter changed anything."""
+    pairs = [(found["gsi_unfiltered"], found["gsi_all"]) for found in rounds]
+    differ = any(a is not None and (b is None or abs(a - b) > ALIKE * a) for a, b in pairs)
+    return _column(rounds, "gsi_unfiltered") if differ else None
+
+
+def _member(place: int, client: Mapping[str, Any]) -> list[Any]:
+    name = f"#{place + 1}" if client["id"] is None else client["id"]
+    numbers = (short(client["weight"]), short(client["loss"]), short(_norm(client)))
+    return [name, *numbers, client.get("rejected")]
+
+
+def _norm(client: Mapping[str, Any]) -> float | None:
+    return None if client["sq_norm"] is None else math.sqrt(client["sq_norm"])
+
+
+def _table(values: np.ndarray) -> list[list[float | int | None]]:
+    return [[short(x, 4) for x in row] for row in values.tolist()]
+
+
+def _notes(runs: Sequence[Run]) -> list[str]:
+    """What is missing, each once, with the names of the runs where there are several."""
+    whose: dict[str, list[str]] = {}
+    for one in runs:
+        for note in one["missing"]:
+            whose.setdefault(note, []).append(one["name"])
+    if len(runs) == 1:
+        return list(whose)
+    told: list[str] = []
+    for note, names in whose.items():
+        few = ", ".join(names) if len(names) <= NAMED else f"{len(names)} runs"
+        told.append(f"{'All runs' if len(names) == len(runs) else few}: {note}")
+    return told
+
+
+def _sentence(note: str) -> str:
+    """
+    >>> _sentence("there is no config.toml: nothing is known"), _sentence("a.json is damaged")
+    ('There is no config.toml: nothing is known.', 'a.json is damaged.')
+    """
+    named = "." in note.partition(" ")[0]
+    return text(note if named else f"{note[:1].upper()}{note[1:]}", 400).rstrip(".") + "."

@@ -1,0 +1,311 @@
+"""The result in a few figures, the paired gain, and the verdict on the health of training."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from fedglad.compare import interval
+from fedglad.report.folder import Story
+from fedglad.report.groups import Group, Grouping
+from fedglad.report.record import number
+
+WINDOW = 10  # rounds of the result, as everywhere
+COLLAPSED = 10.0  # percentage points that the last rounds are below the best ones
+RISEN = 1.0  # percentage points over the first test, by which accuracy has risen at least
+PATIENCE = 20  # tests before that is asked for
+GROWN = 2.0  # the loss of the last rounds over that of the best ones, where nothing is tested
+SKIPPED = 0.5  # of the rounds
+DISTRUSTED = 0.25  # of the rounds
+REJECTED = 0.1  # of the updates
+NAMED = 3  # runs in the verdict
+
+Run = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Shares, as in summary.json; None where nothing was tested."""
+
+    last10: float | None
+    final: float | None
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A group's result minus the baseline's, seed by seed; `upto`: a round, if not all ended."""
+
+    values: list[float]
+    interval: tuple[float, float] | None
+    upto: int | None
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.values)
+
+
+def result(story: Story) -> Result:
+    """From the rounds; where a finished run lacks some, from its summary."""
+    told = _told(story)
+    return told if told.last10 is not None and not story.complete else _recorded(story)
+
+
+def disagreement(story: Story) -> str | None:
+    """That the summary has another result than the rounds, of which none is missing."""
+    told, own = _told(story).last10, _recorded(story).last10
+    if not story.complete or told is None or own is None or abs(told - own) < 1e-6:
+        return None
+    return (
+        f"summary.json has an accuracy of {100 * told:.2f} %, its rounds have {100 * own:.2f} %: "
+        "the rounds count"
+    )
+
+
+def gain(stories: Sequence[Story], group: Group, base: Group) -> Gain | None:
+    """By the seeds that both have. While a run goes on, both end at the last common test."""
+    values: list[float] = []
+    ends: list[int] = []
+    for seed in group.members:
+        if seed in base.members and not group.unpaired:
+            one, other = (stories[part.members[seed]] for part in (group, base))
+            both = (result(one).last10, result(other).last10)
+            if not (one.finished and other.finished):
+                *both, end = _common(one, other)
+                ends += [end] if both[0] is not None else []
+            if both[0] is not None and both[1] is not None:
+                values.append(both[0] - both[1])
+    return Gain(values, interval(values), min(ends) if ends else None) if values else None
+
+
+def headline(found: Grouping, runs: Sequence[Run]) -> list[dict[str, str]]:
+    """The figures at the head of the page."""
+    told: list[dict[str, str]] = []
+    base = next((one for one in found.groups if one.baseline), None)
+    for one in found.groups:
+        told.append(_accuracy(found.stories, one, runs, alone=base is None))
+        if base and not one.baseline and (gained := gain(found.stories, one, base)):
+            told.append(_gained(gained, one, base, several=len(found.groups) > 2))
+    return [*told, _distrusted(runs), _rejected(runs), _time(runs)]
+
+
+def verdict(runs: Sequence[Run]) -> str:
+    """One sentence; the rules are in docs/report.md."""
+    if len(runs) == 1:
+        return _verdict(runs[0])
+    ill = {k: found for k, run in enumerate(runs) if (found := problems(run))}
+    begun = [run for run in runs if run["rounds"]]
+    if not begun:
+        return "No run has a round yet."
+    if not ill:
+        so_far = "" if all(run["finished"] for run in runs) else " so far"
+        return f"Training looks healthy{so_far} in all {len(runs)} runs."
+    named = [f"{runs[k]['name']}: {'; '.join(ill[k])}" for k in list(ill)[:NAMED]]
+    more = f"; and {len(ill) - NAMED} more" if len(ill) > NAMED else ""
+    need = "needs" if len(ill) == 1 else "need"
+    return f"{len(ill)} of {len(runs)} runs {need} a look: {'; '.join(named)}{more}."
+
+
+def problems(run: Run) -> list[str]:
+    """What is wrong with a run, in words; nothing if it is healthy."""
+    told: list[str] = []
+    rounds, tested = len(run["rounds"]), _known(run["accuracy"])
+    if not rounds:
+        return ["no round can be read"] if run["finished"] else []
+    if tested:
+        last, best = fmean(tested[-WINDOW:]), max(_means(tested))
+        if best - last > COLLAPSED:
+            told.append(
+                f"accuracy fell from {best:.1f} % to {last:.1f} % (means over {WINDOW} tests)"
+            )
+        elif len(tested) >= PATIENCE and last < tested[0] + RISEN:
+            told.append(f"accuracy has not risen from its first {tested[0]:.1f} %")
+        if run["test_loss"][_last(run["accuracy"])] is None and _known(run["test_loss"]):
+            told.append("the test loss is no longer a finite number")
+    elif losses := _known(run["train_loss"]):
+        last, best = fmean(losses[-WINDOW:]), min(_means(losses))
+        if best > 0 and last > GROWN * best:
+            told.append(
+                f"the training loss rose from {best:.3g} to {last:.3g} (means over {WINDOW} rounds)"
+            )
+    skipped = sum(status == "skipped" for status in run["status"])
+    if skipped >= SKIPPED * rounds:
+        reasons = [reason for reason in run["reason"] if reason]
+        why = f", the last one because {reasons[-1]}" if reasons else ""
+        told.append(f"{skipped} of {rounds} rounds were skipped{why}")
+    flagged = sum(flag is not None for flag in run["alarm"])
+    if flagged >= DISTRUSTED * rounds:
+        told.append(f"{flagged} of {rounds} rounds are distrusted")
+    updates, rejected = run["updates"], run["rejected"]
+    if rejected and rejected >= REJECTED * updates:
+        told.append(f"{rejected} of {updates} updates were rejected")
+    return told
+
+
+def span(seconds: float) -> str:
+    """
+    >>> span(0.042), span(0.42), span(75), span(5080), span(200_000)
+    ('42 ms', '0.4 s', '1 min 15 s', '1 h 25 min', '2 d 8 h')
+    """
+    if 0 < seconds < 0.0995:
+        return f"{1000 * seconds:.2g} ms"
+    if seconds < 59.5:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 3599.5:
+        whole, rest = divmod(round(seconds), 60)
+        return f"{whole} min {rest} s"
+    whole, rest = divmod(round(seconds / 60), 60)
+    if whole < 24:
+        return f"{whole} h {rest} min"
+    whole, rest = divmod(round(seconds / 3600), 24)
+    return f"{whole:,} d {rest} h"
+
+
+def _told(story: Story) -> Result:
+    """The summary's."""
+    summary = story.summary or {}
+    last10, final = (number(summary.get(f"{x}_accuracy"), 0.0, 1.0) for x in ("last10", "final"))
+    return Result(last10, final)
+
+
+def _recorded(story: Story) -> Result:
+    """The rounds'."""
+    tested = list(_tests(story).values())
+    return Result(_last10(tested), tested[-1]) if tested else Result(None, None)
+
+
+def _tests(story: Story) -> dict[int, float]:
+    """The accuracy of each round that was tested."""
+    found = ((record["round"], record["test_accuracy"]) for record in story.rounds)
+    return {t: accuracy for t, accuracy in found if accuracy is not None}
+
+
+def _last10(tested: Sequence[float]) -> float:
+    return math.fsum(tested[-WINDOW:]) / len(tested[-WINDOW:])
+
+
+def _common(one: Story, other: Story) -> tuple[float | None, float | None, int]:
+    """Both results over the rounds in which both were tested, and the last of these, from 1."""
+    mine, theirs = _tests(one), _tests(other)
+    both = [t for t in mine if t in theirs]
+    if not both:
+        return None, None, 0
+    return _last10([mine[t] for t in both]), _last10([theirs[t] for t in both]), both[-1] + 1
+
+
+def _accuracy(
+    stories: Sequence[Story], group: Group, runs: Sequence[Run], *, alone: bool
+) -> dict[str, str]:
+    """A group's result; of runs that were never tested, the training loss."""
+    of = "" if alone else f": {group.label}"
+    results = [result(stories[k]) for k in group.runs]
+    last10 = [100 * found.last10 for found in results if found.last10 is not None]
+    details = [f"{len(group.runs)} seeds"] if len(group.runs) > 1 else []
+    details += _progress([stories[k] for k in group.runs])
+    if last10:
+        final = [100 * found.final for found in results if found.final is not None]
+        spread = f" ± {stdev(last10):.1f}" if len(last10) > 1 else ""
+        value = f"{fmean(last10):.1f}{spread} %"
+        details = [f"final {fmean(final):.1f} %", *details] if final else details
+        return _tile(f"Accuracy, last {WINDOW} rounds{of}", value, details)
+    losses = [
+        fmean(found[-WINDOW:]) for k in group.runs if (found := _known(runs[k]["train_loss"]))
+    ]
+    if losses:
+        details = ["no accuracy was measured", *details]
+        return _tile(f"Training loss, last {WINDOW} rounds{of}", f"{fmean(losses):.4g}", details)
+    return _tile(f"Accuracy, last {WINDOW} rounds{of}", "–", ["nothing was measured", *details])
+
+
+def _progress(stories: Sequence[Story]) -> list[str]:
+    going = [story for story in stories if not story.finished]
+    if not going:
+        return []
+    if len(stories) > 1:
+        return [f"{len(going)} of {len(stories)} runs are not finished"]
+    last = going[0].rounds[-1]["round"] + 1 if going[0].rounds else 0
+    return [f"round {last}" + (f" of {going[0].planned}" if going[0].planned else "")]
+
+
+def _gained(found: Gain, group: Group, base: Group, *, several: bool) -> dict[str, str]:
+    seeds = f"{len(found.values)} seeds"
+    tone = "plain"
+    if found.interval:
+        low, high = found.interval
+        tone = "good" if low > 0 else "bad" if high < 0 else "plain"
+        details = [f"95 % interval {_points(low)} to {_points(high)}", seeds]
+    elif len(found.values) == 1:
+        details = ["one seed: no interval"]
+    else:
+        details = [f"{seeds}: {', '.join(map(_points, found.values))}", "no interval below 3"]
+    details += [f"up to round {found.upto}"] if found.upto else []
+    who = f"{group.label}: gain" if several else "Gain"
+    return _tile(f"{who} over {base.label}", f"{_points(found.mean)} points", details, tone)
+
+
+def _distrusted(runs: Sequence[Run]) -> dict[str, str]:
+    flags = [flag for run in runs for flag in run["alarm"]]
+    by = {name: flags.count(name) for name in ("one-sided", "outlier")}
+    told = sum(by.values())
+    tone = "bad" if told and told >= DISTRUSTED * len(flags) else "plain"
+    details = [f"{count} {name}" for name, count in by.items()] if told else []
+    return _tile("Rounds distrusted", f"{told} of {len(flags)}", details, tone)
+
+
+def _rejected(runs: Sequence[Run]) -> dict[str, str]:
+    updates, rejected = (sum(run[key] for run in runs) for key in ("updates", "rejected"))
+    tone = "bad" if rejected and rejected >= REJECTED * updates else "plain"
+    skipped = sum(run["status"].count("skipped") for run in runs)
+    details = [f"{skipped} rounds skipped"] if skipped else []
+    return _tile("Updates rejected", f"{rejected:,} of {updates:,}", details, tone)
+
+
+def _time(runs: Sequence[Run]) -> dict[str, str]:
+    total = math.fsum(run["seconds"] or 0.0 for run in runs)
+    rounds = sum(len(run["rounds"]) for run in runs)
+    details = [f"{len(runs)} runs"] if len(runs) > 1 else []
+    details += [f"{span(total / rounds)} a round"] if rounds and total else []
+    return _tile("Time", span(total), details)
+
+
+def _verdict(run: Run) -> str:
+    if not run["rounds"] and not run["finished"]:
+        return "Waiting for the first round."
+    if found := problems(run):
+        return f"Training needs a look: {'; '.join(found)}."
+    if tested := _known(run["accuracy"]):
+        fact = f"accuracy {fmean(tested[-WINDOW:]):.1f} % over the last {WINDOW} tests"
+    elif losses := _known(run["train_loss"]):
+        fact = f"training loss {fmean(losses[-WINDOW:]):.3g} over the last {WINDOW} rounds"
+    else:
+        return "Neither accuracy nor loss is recorded: whether training is healthy is not known."
+    flagged = sum(flag is not None for flag in run["alarm"])
+    so_far = "" if run["finished"] else " so far"
+    trust = f"{flagged} of {len(run['rounds'])} rounds distrusted"
+    return f"Training looks healthy{so_far}: {fact}, {trust}."
+
+
+def _means(values: Sequence[float]) -> list[float]:
+    """Over every window."""
+    size = min(WINDOW, len(values))
+    return [fmean(values[k : k + size]) for k in range(len(values) - size + 1)]
+
+
+def _known(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _last(values: Sequence[float | None]) -> int:
+    return max(k for k, value in enumerate(values) if value is not None)
+
+
+def _points(share: float) -> str:
+    """
+    >>> _points(0.0124), _points(-0.003)
+    ('+1.24', '−0.30')
+    """
+    return f"{100 * share:+.2f}".replace("-", "−")
+
+
+def _tile(label: str, value: str, details: Sequence[str], tone: str = "plain") -> dict[str, str]:
+    return {"label": label, "value": value, "detail": "; ".join(details), "tone": tone}

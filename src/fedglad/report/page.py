@@ -1,0 +1,82 @@
+"""One self-contained HTML file: the page, its style, the chart library, its script, the data."""
+
+import html as markup
+import json
+import os
+import re
+from contextlib import suppress
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fedglad.report.folder import ReportError
+
+PARTS = {
+    "CSS": "page.css",
+    "LIBRARY": "vendor/echarts.min.js",
+    "TEXT": "text.js",
+    "STATE": "state.js",
+    "CHARTS": "charts.js",
+    "ROUNDS": "rounds.js",
+    "COMPARE": "compare.js",
+    "HEAT": "heat.js",
+    "LABELS": "labels.js",
+    "PANELS": "panels.js",
+    "SCRIPT": "page.js",
+}
+"""Placeholders in page.html and the files that take their place."""
+
+_PLACE = re.compile(rf"/\*({'|'.join(PARTS)}|DATA)\*/|\bTITLE\b")
+_UNSAFE = re.compile("[<>&\u2028\u2029]")  # may end the element, or a line of a script
+_ALLOWED = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
+)
+
+
+def policy(*, live: bool) -> str:
+    """What the page may load: nothing; a live one asks its own server for new data."""
+    asks = "'self'" if live else "'none'"
+    return f"{_ALLOWED}; connect-src {asks}"
+
+
+def html(payload: dict[str, Any]) -> str:
+    """The whole page; nothing in the payload can leave its element."""
+    folder = files("fedglad.report")
+    live = payload["live"] is not None
+
+    def part(found: re.Match[str]) -> str:
+        name = found.group(1)
+        if name is None:
+            return markup.escape(payload["title"])
+        if name == "DATA":
+            return data(payload)
+        return folder.joinpath(PARTS[name]).read_text("utf-8")
+
+    # In one pass: a placeholder in somebody's name, or in the library, stays text.
+    template = folder.joinpath("page.html").read_text("utf-8")
+    allowed = template.replace(policy(live=False), policy(live=live))
+    return _PLACE.sub(part, allowed)
+
+
+def data(payload: dict[str, Any]) -> str:
+    """JSON that may stand inside a script element; plain ASCII."""
+    text = json.dumps(payload, allow_nan=False, separators=(",", ":"))
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+
+
+def write(payload: dict[str, Any], path: Path) -> None:
+    """Writes the page; the file is whole or not there."""
+    page = html(payload).encode("utf-8")
+    if os.path.isdir(path):
+        raise ReportError(f"{path} is a folder: name a file, for example {path / 'report.html'}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(page)
+        temporary.replace(path)
+    except OSError as error:
+        raise ReportError(
+            f"{path} cannot be written: {error.strerror}; choose another --out"
+        ) from None
+    finally:
+        with suppress(OSError):  # renamed, or never made
+            temporary.unlink()

@@ -1,0 +1,156 @@
+// Text beside the charts: the headline, the chosen round, the tables, the settings.
+(() => {
+  "use strict";
+  const report = window.fedgladReport;
+  const { $, NOTHING, el, factor, flag, missing, number, percent, plural, table } = report;
+  const { FLAGS, state, run, place, kind } = report;
+  const { figures } = report;
+
+  const rejections = (cohort) => cohort.filter((one) => one[4] !== null).length;
+
+  function words(of, i) {
+    const what = kind(of, i);
+    const reason = of.reason[i] ?? "no reason was recorded";
+    if (what === "skipped") return `The round was skipped, the model stayed as it was: ${reason}.`;
+    const mean = of.factor?.mean[i] ?? null;
+    const how = mean < 0.995 ? "shortened" : "lengthened";
+    const moved = mean === null ? "" : Math.abs(mean - 1) <= 0.005 ? " The step was left about as it was."
+      : ` The step was ${how}, on average to ${factor(mean)} of its length.`;
+    if (what in FLAGS) return FLAGS[what].words + moved;
+    if (of.gsi[i] === null) return `No GSI was recorded, so this round is not judged.${moved}`;
+    if (of.usual[i] === null) return `There is too little history yet to judge this round by.${moved}`;
+    return `GSI was near its usual value: nothing speaks against this round.${moved}`;
+  }
+
+  function member([id, share, loss, norm, rejected]) {
+    const why = rejected === null ? null : el("span", { class: "why" }, `rejected: ${rejected}`);
+    const name = el("td", { class: "text" }, String(id), why);
+    const texts = [share === null ? NOTHING : percent(100 * share), number(loss), number(norm)];
+    const cells = texts.map((text) => el("td", {}, text));
+    return el("tr", rejected === null ? {} : { class: "rejected" }, name, ...cells);
+  }
+
+  function factors(of, i) {
+    const { least, mean, most } = of.factor ?? {};
+    if (missing(mean?.[i])) return [];
+    return [["Factor, mean", factor(mean[i]), `${factor(least[i])} to ${factor(most[i])}`]];
+  }
+
+  function showPanel(i) {
+    const of = run();
+    const panel = $("panel");
+    panel.setAttribute("tabindex", "0");
+    if (i < 0) {
+      const hint = of.rounds.length ? "Point at a round, or focus a chart and press an arrow key."
+        : "There is no round to show.";
+      panel.replaceChildren(el("h3", { id: "panel-title" }, "No round chosen"), el("p", { class: "empty" }, hint));
+      return;
+    }
+    const what = kind(of, i);
+    const rejected = rejections(of.cohorts[i]);
+    const head = el("div", { class: "head" }, el("h3", { id: "panel-title" }, `Round ${of.rounds[i]}`), flag(what));
+    const list = el("dl");
+    for (const [name, value, small] of [...figures(of, i), ...factors(of, i)]) {
+      list.append(el("dt", {}, name), el("dd", {}, small ? el("small", {}, `${small}  `) : null, value));
+    }
+    const cohort = table(["Client", "Weight", "Loss", "Norm"], of.cohorts[i].map(member), [0]);
+    const title = `Cohort: ${plural(of.cohorts[i].length, "client")}${rejected ? `, ${rejected} rejected` : ""}`;
+    panel.replaceChildren(head, el("p", { class: `words ${what}` }, words(of, i)), list, el("h4", {}, title), cohort);
+  }
+
+  function drawTable() {
+    if (!$("table").open) return;
+    const of = run();
+    const heads = ["Round", "Verdict", "Accuracy", "Test loss", "Training loss", "GSI", "Usual GSI", "Mean factor"];
+    const rows = of.rounds.map((round, i) => {
+      const numbers = [of.test_loss[i], of.train_loss[i], of.gsi[i], of.usual[i]].map(number);
+      const counts = [of.cohorts[i].length, rejections(of.cohorts[i])].map(String);
+      const verdict = el("td", { class: "text" }, flag(kind(of, i)));
+      return [String(round), verdict, percent(of.accuracy[i]), ...numbers, factor(of.factor?.mean[i]), ...counts];
+    });
+    $("table").querySelector(".scroll").replaceChildren(table([...heads, "Clients", "Rejected"], rows, [1]));
+    markRow();
+  }
+
+  function markRow() {
+    const rows = $("table").querySelectorAll("tbody tr");
+    rows.forEach((row, i) => row.classList.toggle("chosen", i === place()));
+  }
+
+  function clientRow([id, sampled, norm, refused, reason], most) {
+    const bar = el("i");
+    bar.style.width = `${(100 * sampled) / most}%`;
+    const often = el("td", {}, String(sampled), el("span", { class: "part", "aria-hidden": "true" }, bar));
+    return [String(id), often, number(norm), String(refused), reason ?? ""];
+  }
+
+  function drawClients() {
+    const { clients, clients_left_out: left } = run();
+    if (!clients.length) {
+      $("clients").replaceChildren(el("div", { class: "chart empty" }, "No client is recorded yet."));
+      return;
+    }
+    const { column, down } = state.sort;
+    const texts = new Intl.Collator("en", { numeric: true });
+    const numeric = (a, b) => typeof a === "number" && typeof b === "number";
+    const order = (a, b) => (numeric(a, b) ? a - b : texts.compare(String(a ?? ""), String(b ?? "")));
+    const rows = [...clients].sort((a, b) => (down ? -1 : 1) * order(a[column], b[column]));
+    const most = Math.max(...clients.map((client) => client[1]), 1);
+    const heads = ["Client", "Sampled", "Mean norm", "Rejections", "Last reason"].map((text, at) => {
+      const sort = el("button", { type: "button" }, text);
+      sort.addEventListener("click", () => sortClients(at));
+      const now = column === at ? { "aria-sort": down ? "descending" : "ascending" } : {};
+      return el("th", { scope: "col", ...now, ...(at % 4 ? {} : { class: "text" }) }, sort);
+    });
+    const scrolled = $("clients").querySelector(".scroll")?.scrollTop ?? 0;
+    const region = { class: "scroll", tabindex: "0", role: "region", "aria-label": "Clients" };
+    const box = el("div", region, table(heads, rows.map((row) => clientRow(row, most)), [0, 4]));
+    const more = left ? `${plural(left, "more client")}, sampled less often: see the run’s rounds.jsonl.`
+      : `${plural(clients.length, "client")} took part.`;
+    $("clients").replaceChildren(box, el("p", { class: "after" }, more));
+    box.scrollTop = scrolled;
+  }
+
+  function sortClients(column) {
+    const { sort } = state;
+    state.sort = { column, down: sort.column === column ? !sort.down : column > 0 && column < 4 };
+    drawClients();
+    $("clients").querySelectorAll("th button")[column].focus();
+  }
+
+  function tile({ label, value, detail, tone }) {
+    const rows = [["label", label], ["value", value], ["detail", detail]].filter(([, text]) => text);
+    const look = ["good", "bad"].includes(tone) ? tone : "plain";
+    return el("li", { class: `tile ${look}` }, ...rows.map(([name, text]) => el("div", { class: name }, text)));
+  }
+
+  function showWords() {
+    const { title, verdict, headline, notes } = report.payload;
+    document.title = title;
+    $("title").textContent = title;
+    $("verdict").textContent = verdict;
+    $("tiles").replaceChildren(...headline.map(tile));
+    $("notes").replaceChildren(el("ul", {}, ...notes.map((note) => el("li", {}, note))));
+    $("notes").hidden = !notes.length;
+  }
+
+  function showRunChoice() {
+    const { runs, title } = report.payload;
+    const several = runs.length > 1;
+    $("run-label").hidden = !several;
+    $("run-name").hidden = several || run().name === title;
+    $("run-name").textContent = run().name;
+    const called = ({ name, label, seed }) => [...new Set([name, label, seed])].filter(Boolean).join(" · ");
+    $("run").replaceChildren(...runs.map((of, i) => el("option", { value: i }, called(of))));
+    $("run").value = state.run;
+  }
+
+  function showSettings() {
+    const row = ([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, String(value)));
+    const rows = Object.entries(run().config ?? {}).map(row);
+    const none = ["This run’s folder has no readable config.toml."];
+    $("settings").querySelector("dl").replaceChildren(...(rows.length ? rows : none));
+  }
+
+  Object.assign(report, { showPanel, drawTable, markRow, drawClients, showWords, showRunChoice, showSettings });
+})();

@@ -1,0 +1,88 @@
+"""Static plots of a report for papers: PNG, SVG or PDF; matplotlib is loaded when one is drawn.
+
+One file a chart: `rounds`, `factors`, `similarity`; `style` has what they share.
+"""
+
+import re
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from fedglad.report.plots import factors, rounds, similarity
+from fedglad.report.plots.style import DPI, Run, clean, settings
+
+Format = Literal["png", "svg", "pdf"]
+FORMATS: tuple[Format, ...] = ("png", "svg", "pdf")
+
+
+def write(payload: dict[str, Any], folder: Path, format: str) -> list[Path]:
+    """Draws every chart that has data into the folder; the files written.
+
+    | file | what |
+    |---|---|
+    | `rounds` | accuracy, loss and GSI by round; several runs overlaid, seeds as a band |
+    | `factors` | groups × rounds: the factor s and GSI/B; one file a run |
+    | `similarity` | GSI against the label similarity of the cohort; one file a run |
+
+    The same payload gives the same bytes. `left_out` tells what has no data.
+    """
+    if format not in FORMATS:
+        raise ValueError(f"unknown format {format!r}: choose from {', '.join(FORMATS)}")
+    written: list[Path] = []
+    with settings():
+        for name, draw in _charts(payload):
+            path = folder / f"{name}.{format}"
+            _save(draw(), path, format)
+            written.append(path)
+    return written
+
+
+def left_out(payload: dict[str, Any]) -> list[str]:
+    """The charts without data, in words."""
+    told: list[str] = []
+    if not rounds.panels_of(payload):
+        told.append("accuracy, loss and GSI by round: no round is recorded")
+    for run in payload["runs"]:
+        name = clean(str(run["name"]))
+        if not factors.maps_of(run):
+            told.append(f"factors of {name}: no group was scaled or compared")
+        if not similarity.pairs_of(run):
+            told.append(f"GSI against label similarity of {name}: it is not recorded")
+    return told
+
+
+def _charts(payload: dict[str, Any]) -> Generator[tuple[str, Callable[[], Any]]]:
+    if rounds.panels_of(payload):
+        yield "rounds", lambda: rounds.draw(payload)
+    runs: list[Run] = payload["runs"]
+    names = _file_names([str(run["name"]) for run in runs])
+    for run, name in zip(runs, names, strict=True):
+        if factors.maps_of(run):
+            yield f"factors{name}", lambda run=run: factors.draw(run)
+        if similarity.pairs_of(run):
+            yield f"similarity{name}", lambda run=run: similarity.draw(run)
+
+
+def _file_names(names: Sequence[str]) -> list[str]:
+    """`-NAME` for each of several runs, safe in any file system and all different."""
+    if len(names) == 1:
+        return [""]
+    found: list[str] = []
+    for name in names:
+        safe = "-" + (re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip(".")[:80] or "run")
+        more = (f"{safe}-{k}" for k in range(2, len(names) + 1))
+        found.append(next(one for one in (safe, *more) if one.lower() not in map(str.lower, found)))
+    return found
+
+
+def _save(figure: Any, path: Path, format: str) -> None:
+    without_time = {
+        "png": {"Software": None},
+        "svg": {"Date": None, "Creator": None},
+        "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, format=format, dpi=DPI, metadata=without_time[format])
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {error.strerror or error}") from None

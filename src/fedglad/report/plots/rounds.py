@@ -1,0 +1,174 @@
+"""Accuracy, loss and GSI by round: several runs overlaid, seeds as a band."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedglad.curves import Curve, curve
+from fedglad.report.plots.style import (
+    MARKS,
+    PALETTE,
+    STYLES,
+    Run,
+    flagged,
+    has,
+    new_figure,
+    round_axis,
+    short,
+)
+
+BAND = 0.18  # opacity of mean ± std
+LABEL = 58  # characters of a line of the legend
+MOST = 14  # configurations in the legend
+MANY = 150  # rounds; the lines of more are thinner
+
+
+def panels_of(payload: dict[str, Any]) -> list[str]:
+    """The panels that have a value, from above."""
+    panels = {"accuracy": ["accuracy"], "loss": ["test_loss", "train_loss"], "gsi": ["gsi"]}
+    return [
+        panel
+        for panel, keys in panels.items()
+        if any(has(run.get(key)) for run in payload["runs"] for key in keys)
+    ]
+
+
+def draw(payload: dict[str, Any]) -> Any:
+    """The figure; a configuration has its colour in all panels."""
+    panels, groups = panels_of(payload), payload["groups"]
+    lines = min(len(groups), MOST) + 2
+    figure = new_figure(0.35 + 1.05 * len(panels) + 0.12 * lines)
+    column = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    by_name = dict(zip(panels, column, strict=True))
+    flags: set[str] = set()
+    for place, group in enumerate(groups):
+        runs = [payload["runs"][k] for k in group["runs"]]
+        style: dict[str, Any] = {
+            "color": PALETTE[place % len(PALETTE)],
+            "dashes": place // len(PALETTE) % 3,
+        }
+        if axes := by_name.get("accuracy"):
+            _line(axes, _curve(runs, "accuracy"), **style)
+        if axes := by_name.get("loss"):
+            _line(axes, _curve(runs, "test_loss"), **style)
+            _line(axes, _curve(runs, "train_loss"), **style, faint=True)
+        if axes := by_name.get("gsi"):
+            found = _curve(runs, "gsi")
+            _line(axes, found, **style)
+            _line(axes, _curve(runs, "usual"), **style, faint=True)
+            flags |= _mark(axes, runs, found, style["color"])
+    if len(groups) == 1:
+        _shade(column, [payload["runs"][k] for k in groups[0]["runs"]])
+    labels = {"accuracy": "test accuracy (%)", "loss": "loss", "gsi": "GSI"}
+    for panel, axes in by_name.items():
+        axes.set_ylabel(labels[panel])
+        axes.grid(True)
+        axes.margins(x=0.012)
+    round_axis(column[-1])
+    figure.align_ylabels(list(column))
+    _legend(figure, payload, panels, flags)
+    return figure
+
+
+def _curve(runs: Sequence[Run], key: str) -> Curve:
+    records = [
+        [{"round": t - 1, key: value} for t, value in zip(run["rounds"], run[key], strict=True)]
+        for run in runs
+        if run.get(key)
+    ]
+    return curve(records, key)
+
+
+def _line(axes: Any, found: Curve, *, color: str, dashes: int, faint: bool = False) -> None:
+    if not found.rounds:
+        return
+    if faint:
+        axes.plot(found.rounds, found.mean, color=color, linewidth=0.7, dashes=(2, 1.5), alpha=0.8)
+        return
+    lone: dict[str, Any] = {"marker": ".", "markersize": 3} if len(found.rounds) == 1 else {}
+    width = 1.1 if len(found.rounds) <= MANY else 0.7
+    axes.plot(
+        found.rounds, found.mean, color=color, linestyle=STYLES[dashes], linewidth=width, **lone
+    )
+    if any(found.std):
+        mean, std = np.array(found.mean), np.array([std or 0.0 for std in found.std])
+        axes.fill_between(
+            found.rounds, mean - std, mean + std, color=color, alpha=BAND, linewidth=0
+        )
+
+
+def _mark(axes: Any, runs: Sequence[Run], found: Curve, colour: str) -> set[str]:
+    """The distrusted rounds on the line; which flags there were."""
+    height = dict(zip(found.rounds, found.mean, strict=True))
+    marks = {f: [t for t in ts if t in height] for f, ts in flagged(runs).items()}
+    for flag, rounds in marks.items():
+        marker, fill = MARKS[flag]
+        axes.scatter(
+            rounds,
+            [height[t] for t in rounds],
+            s=11,
+            marker=marker,
+            color=fill,
+            edgecolor=colour,
+            linewidth=0.5,
+            zorder=3,
+        )
+    return {flag for flag, rounds in marks.items() if rounds}
+
+
+def _shade(column: Sequence[Any], runs: Sequence[Run]) -> None:
+    """The same rounds through all panels, so that their effect is seen."""
+    for flag, rounds in flagged(runs).items():
+        for axes in column:
+            for t in rounds:
+                axes.axvline(t, color=MARKS[flag][1], alpha=0.25, linewidth=0.6, zorder=0)
+
+
+def _legend(figure: Any, payload: dict[str, Any], panels: Sequence[str], flags: set[str]) -> None:
+    """Configurations above, what the lines and marks mean below."""
+    from matplotlib.lines import Line2D
+
+    groups = payload["groups"]
+    handles: list[Any] = []
+    labels: list[str] = []
+    for place, group in enumerate(groups[:MOST]):
+        colour, dashes = PALETTE[place % len(PALETTE)], STYLES[place // len(PALETTE) % 3]
+        handles.append(Line2D([], [], color=colour, linestyle=dashes))
+        seeds = len(group["runs"])
+        number = f" (mean ± std of {seeds} seeds)" if seeds > 1 else ""
+        if not any(payload["runs"][k]["rounds"] for k in group["runs"]):
+            number = " (no round yet)"
+        labels.append(short(str(group["label"]), LABEL - len(number)) + number)
+    if len(groups) > MOST:
+        handles.append(Line2D([], [], linestyle="none"))
+        labels.append(f"and {len(groups) - MOST} more")
+    _place(figure, handles, labels, loc="outside upper center", ncols=1)
+    meanings: dict[str, Any] = {}
+    faint: dict[str, Any] = {"color": "0.3", "linewidth": 0.7, "dashes": (2, 1.5)}
+    if "loss" in panels:
+        meanings["test loss"] = Line2D([], [], color="0.3")
+        meanings["training loss"] = Line2D([], [], **faint)
+    if "gsi" in panels and any(has(run.get("usual")) for run in payload["runs"]):
+        meanings["usual GSI"] = Line2D([], [], **faint)
+    if "training loss" in meanings and "usual GSI" in meanings:
+        both = meanings.pop("training loss")
+        meanings = {"test loss, GSI": meanings["test loss"], "training loss, usual GSI": both}
+    for flag, (marker, colour) in MARKS.items():
+        if flag in flags:
+            meanings[f"{flag} round"] = Line2D(
+                [], [], linestyle="none", marker=marker, markersize=3.3, color=colour
+            )
+    _place(figure, list(meanings.values()), list(meanings), loc="outside lower center", ncols=2)
+
+
+def _place(figure: Any, handles: list[Any], labels: Sequence[str], **where: Any) -> None:
+    """A legend; matplotlib would leave out a label that begins with an underscore."""
+    if not handles:
+        return
+    numbers = [str(k) for k in range(len(handles))]
+    legend = figure.legend(
+        handles, numbers, borderaxespad=0.1, handlelength=1.8, labelspacing=0.3, **where
+    )
+    for text, label in zip(legend.get_texts(), labels, strict=True):
+        text.set_text(label)

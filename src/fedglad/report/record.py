@@ -1,0 +1,137 @@
+"""One line of rounds.jsonl, checked: every field of its own type, whatever the file says."""
+
+import json
+import re
+from typing import Any, cast
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a terminal would obey them
+
+LARGEST = 1e150
+"""Numbers beyond it are taken for damage: their squares would overflow."""
+
+ROUNDS = 1_000_000_000  # as round numbers go
+ALARMS = ("one-sided", "outlier")
+NUMBERS = {
+    "train_loss": (-LARGEST, LARGEST),
+    "test_loss": (-LARGEST, LARGEST),
+    "test_accuracy": (0.0, 1.0),
+    "label_similarity": (0.0, 1.000001),
+    "gsi_all": (1e-9, 1e9),
+    "gsi_unfiltered": (1e-9, 1e9),
+}
+"""The range of each; a GSI is capped at 1000 where it is made."""
+
+
+def parse(line: bytes) -> Any:
+    """JSON, or None for a line that is none."""
+    try:
+        return json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+
+
+def clean(raw: Any) -> tuple[dict[str, Any], list[str]] | None:
+    """A record with all its fields, and the names of those that could not be read.
+
+    None for what is no record at all: a round needs its number. Fields that are not there are None
+    or empty; `alarm` alone is left out if it was.
+    """
+    if not isinstance(raw, dict):
+        return None
+    found = cast(dict[str, Any], raw)
+    t = found.get("round")
+    if not isinstance(t, int) or isinstance(t, bool) or not 0 <= t < ROUNDS:
+        return None
+    bad: list[str] = []
+    status = found.get("status")
+    if status not in ("stepped", "skipped"):
+        bad.append("status")
+        status = "unknown"
+    record: dict[str, Any] = {
+        "round": t,
+        "status": status,
+        "reason": text(found["reason"]) if isinstance(found.get("reason"), str) else None,
+    }
+    for name, (low, high) in NUMBERS.items():
+        record[name] = number(found.get(name), low, high)
+        if record[name] is None and found.get(name) is not None:
+            bad.append(name)
+    record["clients"] = _clients(found.get("clients", []), bad)
+    record["groups"] = _groups(found.get("groups", {}), bad)
+    record["seconds"] = _seconds(found.get("seconds", {}), bad)
+    if "alarm" in found:
+        if found["alarm"] is None or found["alarm"] in ALARMS:
+            record["alarm"] = found["alarm"]
+        else:
+            bad.append("alarm")
+    return record, bad
+
+
+def number(value: Any, low: float = -LARGEST, high: float = LARGEST) -> float | None:
+    """A number in the range; None for anything else, NaN too."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    # Compared as it is: an int may be too large for a float.
+    return float(value) if low <= value <= high else None
+
+
+def text(value: str, limit: int = 200) -> str:
+    """What can be shown: no half of a surrogate pair, no control characters, not endless."""
+    if value.isascii() and value.isprintable() and len(value) <= limit:
+        return value
+    whole = _CONTROL.sub("�", value[: limit + 1].encode("utf-8", "replace").decode("utf-8"))
+    return whole if len(whole) <= limit else f"{whole[: limit - 1]}…"
+
+
+def _clients(raw: Any, bad: list[str]) -> list[dict[str, Any]]:
+    if not isinstance(raw, list):
+        bad.append("clients")
+        return []
+    found: list[dict[str, Any]] = []
+    for item in cast(list[Any], raw):
+        if not isinstance(item, dict):
+            bad.append("clients")
+            continue
+        one = cast(dict[str, Any], item)
+        client: dict[str, Any] = {"id": _id(one.get("id"))}
+        for name, low in (("weight", 0.0), ("loss", -LARGEST), ("sq_norm", 0.0)):
+            client[name] = number(one.get(name), low)
+        if (why := one.get("rejected")) is not None:
+            client["rejected"] = text(why) if isinstance(why, str) else "the reason is damaged"
+        if client["id"] is None and one.get("id") is not None:
+            bad.append("clients")
+        found.append(client)
+    return found
+
+
+def _id(raw: Any) -> int | str | None:
+    if isinstance(raw, str):
+        return text(raw, 100)
+    if isinstance(raw, int) and not isinstance(raw, bool) and abs(raw) < 2**128:
+        return raw if abs(raw) < 2**53 else str(raw)  # as far as a browser can count
+    return None
+
+
+def _groups(raw: Any, bad: list[str]) -> dict[str, dict[str, float | None]]:
+    if not isinstance(raw, dict):
+        bad.append("groups")
+        return {}
+    found: dict[str, dict[str, float | None]] = {}
+    for name, item in cast(dict[str, Any], raw).items():
+        group = cast(dict[str, Any], item) if isinstance(item, dict) else {}
+        scale = number(group.get("scale"))
+        if scale is None:
+            bad.append("groups")
+            continue
+        gsi, baseline = (number(group.get(key), 1e-9, 1e9) for key in ("gsi", "baseline"))
+        found[text(name)] = {"gsi": gsi, "baseline": baseline, "scale": scale}
+    return found
+
+
+def _seconds(raw: Any, bad: list[str]) -> dict[str, float]:
+    if not isinstance(raw, dict):
+        bad.append("seconds")
+        return {}
+    told = cast(dict[str, Any], raw)
+    found = {text(name): number(value, 0.0) for name, value in told.items()}
+    return {name: value for name, value in found.items() if value is not None}

@@ -1,0 +1,55 @@
+// The data, what the user chose of them, and the verdicts on rounds.
+(() => {
+  "use strict";
+  const report = window.fedgladReport;
+  const { $, number, percent } = report;
+
+  const NO_ROUND = "No round is recorded yet.";
+  const FLAGS = {
+    "one-sided": {
+      symbol: "path://M0,0 L10,0 L5,9 Z",
+      words: "The updates agreed more than usual: this round’s clients may all be alike, and the model may have been "
+        + "pulled towards what they hold.",
+    },
+    outlier: {
+      symbol: "diamond",
+      words: "The updates disagreed more than usual: some clients are unlike the others, by their data or by a fault.",
+    },
+  };
+  const METRICS = {
+    accuracy: ["Accuracy", (of) => of.accuracy, percent],
+    test_loss: ["Test loss", (of) => of.test_loss, number],
+    train_loss: ["Training loss", (of) => of.train_loss, number],
+    gsi: ["GSI", (of) => of.gsi, number],
+    factor: ["Mean factor", (of) => of.factor?.mean, number],
+  };
+  const HEATS = {
+    scale: ["Factor s", "The factor by which each group’s step was made shorter (below 1) or longer (above 1)."],
+    ratio: ["GSI/B", "Each group’s GSI divided by its running mean B: below 1 the updates agree more than they did."],
+  };
+
+  const state = {
+    run: 0, round: null, followed: true, heat: "scale", filter: "", metric: "accuracy",
+    hidden: new Set(), sort: { column: 1, down: true },
+  };
+
+  const run = () => report.payload.runs[state.run];
+  const place = () => run().rounds.indexOf(state.round);
+  const flagged = (of, i) => Object.hasOwn(FLAGS, of.alarm[i]);
+  const kind = (of, i) => (of.status[i] === "skipped" ? "skipped" : flagged(of, i) ? of.alarm[i] : "usual");
+  const distrusted = (of) => of.rounds.map((_, i) => i).filter((i) => flagged(of, i));
+
+  /** What to look at first: the distrusted round that is furthest from usual; of a live run, the last. */
+  function opening() {
+    if (!run()?.rounds.length) return null;
+    const { rounds, gsi, usual } = run();
+    const far = (i) => Math.abs(Math.log(gsi[i] / usual[i])) || 0;
+    const bad = report.payload.live ? [] : distrusted(run()).sort((a, b) => far(b) - far(a));
+    return rounds[bad[0] ?? rounds.length - 1];
+  }
+
+  Object.assign(report, {
+    payload: JSON.parse($("data").textContent), // replaced when a live page hears news
+    NO_ROUND, FLAGS, METRICS, HEATS, state, run, place, flagged, kind, distrusted, opening,
+  });
+})();

@@ -1,0 +1,185 @@
+"""Writers for TensorBoard, MLflow and W&B: the same names everywhere, from a run's folder.
+
+`names` has the names, `source` reads a folder as it grows, and there is one small file a tracker,
+which alone imports it. Nothing goes over the network.
+"""
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedglad.report.trackers.names import NAMES, Row, settings, summary_scalars
+from fedglad.report.trackers.source import Source, TrackError
+
+__all__ = ["NAMES", "REGISTRY", "TrackError", "Tracking", "Writer", "follow", "track", "write"]
+
+POLL = 2.0  # seconds between looks at a folder
+
+
+class Writer(Protocol):
+    """A run in a tracker. Written twice, it is there once."""
+
+    needs: str
+    """The package, and the extra of fedglad that brings it."""
+    shown: str
+    """The tracker's name in words."""
+    errors: tuple[type[Exception], ...]
+    """What its library raises where it cannot write."""
+
+    def __init__(
+        self,
+        out: Path,
+        *,
+        name: str,
+        id: str,
+        started: float,
+        config: dict[str, str | float | bool],
+    ) -> None: ...
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """The next rounds, to the disk."""
+        ...
+
+    def close(self, summary: dict[str, float] | None, step: int) -> None:
+        """The end: with a summary that of the run, without that of looking at it."""
+        ...
+
+    @property
+    def command(self) -> str:
+        """How to see it."""
+        ...
+
+
+REGISTRY = {
+    "tensorboard": "fedglad.report.trackers.tensorboard:TensorBoard",
+    "mlflow": "fedglad.report.trackers.mlflow:MLflow",
+    "wandb": "fedglad.report.trackers.wandb:Wandb",
+}
+
+
+class Tracking:
+    """One run on its way into a tracker."""
+
+    def __init__(self, run: str | Path, *, to: str, out: str | Path | None = None) -> None:
+        self._writer_class = _find(to)
+        self.source = Source(Path(run))
+        self.out = Path(out) if out is not None else Path("tracked") / to
+        self.writer: Writer | None = None
+        self.rounds, self.finished = 0, False
+
+    def advance(self) -> int:
+        """Writes the rounds that are new; how many."""
+        rows = self.source.new()
+        if rows:
+            with self._told():
+                self._open().write(rows)
+            self.rounds = rows[-1].step
+        story = self.source.story
+        # The summary comes a moment after the last round; if it was lost, there is none.
+        self.finished = story.summary is not None or (story.complete and not rows)
+        return len(rows)
+
+    def close(self) -> None:
+        """Writes the summary if there is one; must be called."""
+        if self.writer is not None:
+            summary = self.source.story.summary
+            numbers = None if summary is None else summary_scalars(summary)
+            with self._told():
+                self.writer.close(numbers, self.rounds)
+
+    @contextmanager
+    def _told(self) -> Generator[None]:
+        try:
+            yield
+        except (OSError, *self._writer_class.errors) as error:
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise TrackError(
+                f"{self.out} cannot be written for {self._writer_class.shown}: {why}; "
+                "choose another --out"
+            ) from error
+
+    def _open(self) -> Writer:
+        if self.writer is not None:
+            return self.writer
+        self.out.mkdir(parents=True, exist_ok=True)
+        story = self.source.story
+        made: Writer = self._writer_class(
+            self.out,
+            name=story.name,
+            id=self.source.id,
+            started=self.source.started,
+            config=settings(story.config),
+        )
+        self.writer = made
+        return made
+
+
+def track(run: str | Path, *, to: str, out: str | Path | None = None) -> Tracking:
+    """Writes a run's configuration, rounds and summary into a tracker's files, as far as it is.
+
+    `to` is one of REGISTRY; `out` the folder of the tracker's files, `tracked/NAME` by default.
+    """
+    tracking = Tracking(run, to=to, out=out)
+    write([tracking])
+    return tracking
+
+
+def write(trackings: Sequence[Tracking]) -> None:
+    """Writes runs as far as they are."""
+    _apart(trackings)
+    for tracking in trackings:
+        try:
+            tracking.advance()
+        finally:
+            tracking.close()
+
+
+def follow(
+    trackings: Sequence[Tracking],
+    *,
+    wait: Callable[[], None] = lambda: time.sleep(POLL),
+) -> None:
+    """Writes runs while they go on, until all are finished."""
+    left = list(trackings)
+    try:
+        while left:
+            _apart(trackings)
+            for tracking in list(left):
+                tracking.advance()
+                if tracking.finished:
+                    left.remove(tracking)
+                    tracking.close()
+            if left:
+                wait()
+    finally:
+        for tracking in left:
+            tracking.close()
+
+
+def _apart(trackings: Sequence[Tracking]) -> None:
+    """Copies of one run would be mixed: they are one to the tracker."""
+    seen: dict[str, Path] = {}
+    for source in (tracking.source for tracking in trackings):
+        if source.id in seen:
+            raise TrackError(f"{seen[source.id]} and {source.folder} hold the same run: give one")
+        if source.id:
+            seen[source.id] = source.folder
+
+
+def _find(to: str) -> Any:
+    """The writer's class; that its package is there is seen at once."""
+    if to not in REGISTRY:
+        raise TrackError(f"unknown tracker {to!r}: choose from {', '.join(REGISTRY)}")
+    module, _, name = REGISTRY[to].partition(":")
+    found = getattr(import_module(module), name)
+    try:
+        found.load()
+    except ModuleNotFoundError as error:
+        raise TrackError(
+            f"tracking to {found.shown} needs the package {found.needs}: "
+            f"pip install 'fedglad[{to}]'"
+        ) from error
+    return found

@@ -1,0 +1,129 @@
+"""The names under which a run's numbers go into every tracker."""
+
+import math
+import re
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+NAMES = {
+    "test/accuracy": "accuracy on the test set, 0 to 1; in the rounds that were tested",
+    "test/loss": "loss on the test set; in the rounds that were tested",
+    "train/loss": "the clients' training loss, mean by their shares in the round",
+    "gsi/all": "GSI over all parameters: how much the updates disagree, 1 if not at all",
+    "gsi/unfiltered": "the same before a filter left out updates",
+    "gsi/usual": "the running mean of GSI that the alarm compares with; none in the warm-up",
+    "gsi/<group>": "GSI of a group of parameters",
+    "alarm/one-sided": "1 if GSI is far below the usual, else 0",
+    "alarm/outlier": "1 if GSI is far above the usual, else 0",
+    "factor/mean": "mean over the groups of the factor s of the step",
+    "factor/least": "the least factor of any group",
+    "factor/most": "the greatest factor of any group",
+    "factor/<group>": "the factor s of a group of parameters",
+    "cohort/size": "how many clients answered",
+    "cohort/rejected": "how many of their updates were left out",
+    "round/skipped": "1 if the model was left as it was, else 0",
+    "label_similarity": "how alike the labels of the cohort and of all clients are, 0 to 1",
+    "seconds/<part>": "how long a part of the round took",
+    "summary/<key>": "a number of summary.json, such as last10_accuracy; once, at the last round",
+}
+"""What each name means. `<…>` stands for a name of the run's own, made safe by `Names`."""
+
+LONGEST = 200  # characters of an own name; MLflow takes 250 in all
+
+
+@dataclass(frozen=True)
+class Row:
+    """One round for a tracker."""
+
+    step: int  # rounds are counted from 1
+    seconds: float  # since the run began, by its own clock
+    scalars: dict[str, float]
+
+
+class Names:
+    """Own names in letters that every tracker takes; different ones stay different.
+
+    Letters, digits, `_`, `-` and `.` stay, all else becomes `_`. A name that is taken gets a
+    number: a group called `all` is `gsi/all-2`, as `gsi/all` is the GSI over all parameters.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, str], str] = {}
+        self._taken = {name.lower() for name in NAMES}  # some stores do not tell case apart
+
+    def __call__(self, under: str, own: str) -> str:
+        if (under, own) not in self._made:
+            safe = re.sub(r"[^A-Za-z0-9_.-]", "_", own)[:LONGEST]
+            base = f"{under}/{safe if safe.strip('.') else '_' * max(1, len(safe))}"
+            name = next(n for n in _numbered(base) if n.lower() not in self._taken)
+            self._taken.add(name.lower())
+            self._made[under, own] = name
+        return self._made[under, own]
+
+
+def _numbered(base: str) -> Generator[str]:
+    yield base
+    number = 2
+    while True:
+        yield f"{base}-{number}"
+        number += 1
+
+
+def scalars(
+    record: Mapping[str, Any], names: Names, *, usual: float | None, flag: str | None
+) -> dict[str, float]:
+    """The numbers of a round that are known; `usual` is what its GSI was compared with."""
+    factors = [group["scale"] for group in record["groups"].values()]
+    values: dict[str, float | None] = {
+        "test/accuracy": record["test_accuracy"],
+        "test/loss": record["test_loss"],
+        "train/loss": record["train_loss"],
+        "gsi/all": record["gsi_all"],
+        "gsi/unfiltered": record["gsi_unfiltered"],
+        "gsi/usual": usual,
+        "alarm/one-sided": flag == "one-sided",
+        "alarm/outlier": flag == "outlier",
+        "factor/mean": fmean(factors) if factors else None,
+        "factor/least": min(factors, default=None),
+        "factor/most": max(factors, default=None),
+        "cohort/size": len(record["clients"]),
+        "cohort/rejected": sum("rejected" in client for client in record["clients"]),
+        "round/skipped": record["status"] == "skipped",
+        "label_similarity": record["label_similarity"],
+    }
+    for name, group in record["groups"].items():
+        values[names("gsi", name)] = group["gsi"]
+        values[names("factor", name)] = group["scale"]
+    for name, seconds in record["seconds"].items():
+        values[names("seconds", name)] = seconds
+    return {name: float(value) for name, value in values.items() if value is not None}
+
+
+def summary_scalars(summary: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of summary.json."""
+    names = Names()
+    return {
+        names("summary", key): float(value)
+        for key, value in summary.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }
+
+
+def settings(config: Mapping[str, Any]) -> dict[str, str | float | bool]:
+    """config.toml as {"server.lr": 1.0}; what is no plain value, a list, is written out."""
+    names = Names()
+    flat: dict[str, str | float | bool] = {}
+    for key, value in _flat(config):
+        plain = isinstance(value, str | int | float | bool)
+        flat[names("", key).removeprefix("/")] = value if plain else str(value)
+    return flat
+
+
+def _flat(config: Mapping[str, Any], before: str = "") -> Generator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value

@@ -1,0 +1,121 @@
+"""Settings of runs side by side: dotted keys, in which they differ, labels, what can be paired."""
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from fedglad.config import ConfigError, find
+
+SEEDS = ("seed", "data.seed")
+"""What repetitions differ in; all other keys tell groups apart, but those of exact engines."""
+
+KEYS = 4  # in a label, if so many tell the groups apart
+CONTROL = "control"  # among settings: they are those of the rule that the run is a control of
+
+Seed = tuple[Any, ...]
+
+
+class CompareError(ValueError):
+    """Runs that cannot be compared; the message says which and why."""
+
+
+def label(settings: Mapping[str, Any]) -> str:
+    """Settings in one line, as the command line takes them.
+
+    >>> label({"adapter.name": "glad", "adapter.gamma": 0.02})
+    'adapter.name=glad adapter.gamma=0.02'
+    """
+    return " ".join(f"{key}={shown(value)}" for key, value in settings.items())
+
+
+def shown(value: Any) -> str:
+    """A value as the command line takes it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def engine(config: Mapping[str, Any]) -> dict[str, Any]:
+    """All engines that give the same bits stand as one, under the name of the default."""
+    given = config.get("engine", {})
+    try:
+        exact = getattr(find("engine", str(given.get("name", "local"))), "exact", True)
+    except ConfigError:  # somebody's own, and not here
+        exact = False
+    return {"name": "local"} if exact else given
+
+
+def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys; a table inside a section stays a value."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            found |= {f"{key}.{name}": inner for name, inner in value.items()}
+        else:
+            found[key] = value
+    return found
+
+
+def differing(all_settings: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of each, the keys in which it differs; in a section, from those with the same name.
+
+    What another class has for its fields says nothing: its name stands for them.
+    """
+    found: list[dict[str, Any]] = []
+    named = ["adapter.name"] if any(CONTROL in settings for settings in all_settings) else []
+    for settings in all_settings:
+        told: dict[str, Any] = {}
+        for key in sorted(settings, key=lambda key: (key[-5:] != ".name", key.partition(".")[0])):
+            name = f"{key.partition('.')[0]}.name"
+            alike = [s for s in all_settings if key == name or s.get(name) == settings.get(name)]
+            if key in named or any(s.get(key) != settings[key] for s in alike):
+                told[key] = settings[key]
+        found.append(told)
+    return found
+
+
+def labels_of(configs: list[dict[str, Any]]) -> list[str]:
+    """Each with its first KEYS keys, or as many as it takes to tell it from the others."""
+
+    def text(told: dict[str, Any], keys: int) -> str:
+        config = {key: value for key, value in told.items() if key != CONTROL}
+        shown = label(dict(list(config.items())[:keys]))
+        shown = f"control of {shown}" if CONTROL in told else shown
+        return f"{shown} +{len(config) - keys} more" if len(config) > keys else shown
+
+    def shortest(k: int) -> str:
+        others = configs[:k] + configs[k + 1 :]
+        keys = KEYS
+        while keys < len(configs[k]) and any(
+            text(other, keys) == text(configs[k], keys) for other in others
+        ):
+            keys += 1
+        return text(configs[k], keys)
+
+    return [shortest(k) or "all runs" for k in range(len(configs))]
+
+
+def place(labels: list[str], configs: list[dict[str, Any]], text: str) -> int:
+    exact = [k for k, found in enumerate(labels) if found == text]
+    matching = exact or [k for k, config in enumerate(configs) if text == label(config)]
+    own = [k for k, config in enumerate(configs) if CONTROL not in config]
+    matching = matching or [k for k in own if text in label(configs[k])]
+    matching = matching or [k for k, found in enumerate(labels) if text in found]
+    if len(matching) != 1:
+        many = "matches no group" if not matching else "matches several groups"
+        raise CompareError(f"baseline {text!r} {many}: choose from {'; '.join(labels)}")
+    return matching[0]
+
+
+def unpaired(
+    first: Mapping[str, Any],
+    second: Mapping[str, Any],
+    seeds: Collection[Seed],
+    others: Collection[Seed],
+) -> str:
+    """Why a difference by seed would mean nothing; empty if it means something."""
+    if first["format"] != second["format"]:
+        return "versions of fedglad made them whose random draws differ"
+    for section, what in {"data": "data", "sampler": "cohorts"}.items():
+        own = [{k: v for k, v in s.items() if k.startswith(f"{section}.")} for s in (first, second)]
+        if own[0] != own[1]:
+            return f"the {what} differ"
+    return "" if set(seeds) & set(others) else "they have no seed in common"
