@@ -130,8 +130,8 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body[: server.hold])
             server.go.wait(60)
             body, server.sent = body[server.hold :], server.sent + server.hold
+        server.sent += len(body)  # before the client can have read it
         self.wfile.write(body)
-        server.sent += len(body)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Not shown."""
