@@ -96,8 +96,9 @@ class Config:
                 sampler=sections["sampler"],
                 server=sections["server"],
             )
-        except (ValueError, AttributeError) as error:  # the latter of a class of another kind
-            raise ConfigError(str(error)) from None
+        except (ValueError, AttributeError) as error:
+            lost = "a class of another kind: " if isinstance(error, AttributeError) else ""
+            raise ConfigError(f"{lost}{error}") from None
         return cls(**plain, sections=sections)
 
     def to_dict(self) -> dict[str, Any]:

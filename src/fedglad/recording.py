@@ -205,7 +205,7 @@ def _line(told: Any, place: int, population: int | None, *, sums: bool) -> Line 
         number = _whole(told["round"])
     except KeyError as error:
         raise ReplayError(f"{where} of the record is damaged: it has no {error}") from None
-    except (TypeError, AttributeError) as error:
+    except (TypeError, AttributeError, OverflowError) as error:
         raise ReplayError(f"{where} of the record is damaged: {error}") from None
     if not groups:
         raise ReplayError(f"{where} of the record is damaged: it has no groups")

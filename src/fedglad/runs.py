@@ -96,7 +96,7 @@ class Run:
         for line in path.read_text("utf-8", errors="replace").splitlines():
             try:
                 found.append(json.loads(line))
-            except json.JSONDecodeError:
+            except (ValueError, RecursionError):  # also a number too long, or lists too deep
                 break
         return found
 
@@ -147,7 +147,7 @@ def execute(
             try:
                 if force:
                     run.clear()
-                checkpoint.write_text(run.folder / "config.toml", config.to_toml())
+                _write_config(run, config)
                 _write_labels(run, simulation)
                 restore(run, simulation)
                 simulation.recall(run.rounds())
@@ -230,6 +230,13 @@ def restore(
         raise RunError(f"{run.folder}/rounds.jsonl lacks rounds: {way_out}")
     text = "".join(f"{line}\n" for line in lines)
     checkpoint.write_text(run.folder / "rounds.jsonl", text)
+
+
+def _write_config(run: Run, config: Config) -> None:
+    """A file that says it already stays: its time is that of the run's start."""
+    path, text = run.folder / "config.toml", config.to_toml()
+    if not path.is_file() or path.read_text("utf-8", errors="replace") != text:
+        checkpoint.write_text(path, text)
 
 
 def _write_labels(run: Run, simulation: Simulation) -> None:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ from tests.report.made import changed, record, write
 @contextmanager
 def serving(folder: Path) -> Generator[watch.Server]:
     with watch.serve(folder, 0) as server:
+        server.daemon_threads = False  # so that closing waits for them
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -308,11 +310,14 @@ def test_a_process_beside_a_growing_run(tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_browser_is_opened(tmp_path: Path):
-    browser = tmp_path / "browser"
-    os.mkfifo(tmp_path / "told")
-    browser.write_text(f'#!/bin/sh\necho "$1" > {shlex.quote(str(tmp_path / "told"))}\n')
+    browser, told = tmp_path / "browser", tmp_path / "told"
+    written = shlex.quote(str(tmp_path / "part"))
+    browser.write_text(f'#!/bin/sh\necho "$1" >{written}; mv {written} {shlex.quote(str(told))}\n')
     browser.chmod(0o755)
     folder = write(tmp_path / "run", [record(0)])
     with watching(folder, "--port", "0", BROWSER=str(browser)) as (_, url):
-        assert (tmp_path / "told").read_text() == f"{url}\n"  # waits for the browser
+        until = time.monotonic() + 60
+        while not told.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        assert told.read_text() == f"{url}\n"
         assert fetch(url) == [1]

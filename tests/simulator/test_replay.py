@@ -333,7 +333,7 @@ def test_a_run_that_was_killed_and_resumed(tmp_path: Path, recorded: Path):
 @pytest.mark.slow
 def test_killed_at_random_moments(tmp_path: Path):
     folder, rng = tmp_path / "run", random.Random(4)
-    args = [f"--set={key}={json.dumps(value)}" for key, value in {**SMALL, "rounds": 40}.items()]
+    args = [f"--set={key}={json.dumps(value)}" for key, value in {**SMALL, "rounds": 400}.items()]
     for _ in range(3):
         process = start("run", "digits", *args, "--resume", "--out", folder)
         before = len(Run(folder).rounds())
@@ -348,7 +348,7 @@ def test_killed_at_random_moments(tmp_path: Path):
     process.communicate()
     found = own(folder)
     assert found.exact
-    assert len(found.rounds) == 40
+    assert len(found.rounds) == 400
 
 
 def test_rounds_of_simulate_know_the_number_of_clients():

@@ -51,8 +51,10 @@ def stopped(folder: Path, after: int, config: Config | None = None) -> None:
             os._exit(9)
 
     if (child := os.fork()) == 0:
-        execute("digits", config or quick(), out=folder, on_round=on_round)
-        os._exit(0)
+        try:
+            execute("digits", config or quick(), out=folder, on_round=on_round)
+        finally:
+            os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulator.support import TINY, Watched, facts, outcome
 
 import fedglad
 from fedglad.config import load
@@ -20,6 +18,9 @@ from fedglad.records import Record, Round
 from fedglad.runs import Run, execute
 from fedglad.terminal import ShowRun, distrusted, round_line
 from fedglad.trust import Alarm
+
+from .support import TINY, Watched, facts, outcome
+from .test_runs import stopped
 
 HALF = Alarm(low=0.8, high=1.5, beta=0.5, warmup=2)
 
@@ -102,7 +103,7 @@ def test_settings_that_make_no_sense_are_refused(given: dict[str, Any], told: st
 
 
 def test_the_example_of_the_page(capsys: pytest.CaptureFixture[str]):
-    page = (Path(__file__).parents[1] / "docs/trust.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs/trust.md").read_text("utf-8")
     (block,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
     exec(compile(block, "docs/trust.md", "exec"), {})
     assert capsys.readouterr().out == "one-sided\n"
@@ -219,29 +220,16 @@ def test_a_skipped_round_has_no_alarm_and_leaves_no_trace():
 def test_a_killed_run_goes_on_with_the_same_alarms(tmp_path: Path, after: int):
     config = load("digits", forced())[1]
     execute("digits", config, out=tmp_path / "whole")
-    killed(config, tmp_path / "cut", after)
+    stopped(tmp_path / "cut", after, config)
     execute("digits", config, out=tmp_path / "cut", resume=True)
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
-
-
-def killed(config: Any, folder: Path, after: int) -> None:
-    """A run whose process is gone right after a round was recorded."""
-
-    def on_round(found: Round) -> None:
-        if found.t == after:
-            os._exit(9)
-
-    if (child := os.fork()) == 0:
-        execute("digits", config, out=folder, on_round=on_round)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
 
 
 def test_a_run_from_before_alarms_were_recorded_goes_on(tmp_path: Path):
     """Its lines stay as they are; the rounds to come are judged by all that went before."""
     config = load("digits", forced())[1]
     execute("digits", config, out=tmp_path / "whole")
-    killed(config, tmp_path / "cut", 8)
+    stopped(tmp_path / "cut", 8, config)
     path = tmp_path / "cut" / "rounds.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:
