@@ -74,7 +74,10 @@ def show_replay(
         if out:
             text = _csv(found) if out.suffix == ".csv" else _json(run, found)
             out.write_text(text, "utf-8", newline="")
-    except (ReplayError, ConfigError, OSError) as mistake:
+    except OSError as mistake:
+        error(f"{out} cannot be written: {mistake.strerror}; choose another --out")
+        raise typer.Exit(2) from None
+    except (ReplayError, ConfigError) as mistake:
         error(str(mistake))
         raise typer.Exit(2) from None
     if as_json:

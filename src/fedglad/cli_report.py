@@ -12,12 +12,11 @@ from rich.markup import escape
 from fedglad.report import page, watch
 from fedglad.report.figures import payload
 from fedglad.report.folder import ReportError, expand, read
+from fedglad.report.plots import FORMATS
 from fedglad.report.record import text
 from fedglad.terminal import console, error
 
 app = typer.Typer()
-
-FORMATS = ("png", "svg", "pdf")
 
 
 def _complete_format(incomplete: str) -> list[str]:
@@ -114,7 +113,8 @@ def _draw(told: dict[str, Any], folder: Path, form: str) -> tuple[list[Path], li
         folder.mkdir(parents=True, exist_ok=True)
         return plots.write(told, folder, form), plots.left_out(told)
     except OSError as mistake:
-        raise ReportError(f"{folder} cannot be written: {mistake.strerror or mistake}") from None
+        path = mistake.filename or folder
+        raise ReportError(f"{path} cannot be written: {mistake.strerror or mistake}") from None
 
 
 def _show(told: dict[str, Any]) -> None:

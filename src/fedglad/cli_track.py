@@ -67,6 +67,8 @@ def _tell(trackings: list[Tracking]) -> None:
         state = "finished" if tracking.finished else "not finished: call again for the rest"
         line = f"{tracking.source.story.name}: {tracking.rounds} rounds, {state}"
         console.print(escape(line), soft_wrap=True)
+        for note in tracking.source.story.missing:
+            console.print(escape(f"  Note: {note}"), soft_wrap=True)
     commands = [tracking.writer.command for tracking in trackings if tracking.writer]
     for command in dict.fromkeys(commands):
         console.print(f"See it: {escape(command)}", soft_wrap=True)

@@ -117,7 +117,10 @@ def read(folder: str | PathLike[str], *, population: int | None = None) -> Recor
             f"{folder}/rounds.jsonl is damaged: line {len(found) + 1} is not JSON. A simulated run "
             "can be run again; what comes before that line can be copied to another folder"
         )
-    known = population or _population(folder, config or {})
+    known = _population(folder, config or {})
+    if population and known and population != known:
+        raise ReplayError(f"the run tells of {known} clients, not {population}: leave it out")
+    known = known or population
     sums = section(config or {}, "engine").get("report") == "norms"
     return _recording(
         [_line(told, k, known, sums=sums) for k, told in enumerate(found)],
@@ -209,6 +212,8 @@ def _line(told: Any, place: int, population: int | None, *, sums: bool) -> Line 
         raise ReplayError(f"{where} of the record is damaged: {error}") from None
     if not groups:
         raise ReplayError(f"{where} of the record is damaged: it has no groups")
+    if population and population < len(shares):
+        raise ReplayError(f"{where} has {len(shares)} clients: there are more than {population}")
     weights = tuple(_sum_weights(shares) if sums else shares)
     return Line(number, Statistics(sum_sq, sum_sq2, mean_sq, weights, N=population), groups)
 

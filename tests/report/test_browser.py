@@ -2,13 +2,16 @@
 
 import hashlib
 import json
+import math
 import shutil
 import threading
 from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from playwright.sync_api import Browser, expect
 
@@ -18,8 +21,9 @@ from fedglad.report.folder import read
 from fedglad.report.page import write
 from fedglad.report.watch import serve
 from fedglad.runs import execute
+from fedglad.trust import Alarm
 
-from .browser import opened, started
+from .browser import Opened, opened, started
 
 pytestmark = pytest.mark.slow
 
@@ -141,6 +145,77 @@ def test_flagged_rounds_have_a_colour_and_a_shape_of_their_own(
             seen.page.get_by_role("button", name="Next distrusted").click()
             expect(seen.page.locator("#panel h3")).to_have_text(f"Round {shown}")
         expect(seen.page.locator("#panel .flag")).to_have_text("one-sided")
+
+
+def test_rounds_that_could_not_be_judged_are_not_called_usual(
+    browser: Browser, runs: list[Path], tmp_path: Path, report: Any
+):
+    def some(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        rounds = [{**record, "alarm": None} for record in rounds]
+        rounds[9] |= {"gsi_all": None}
+        rounds[11] |= {"status": "skipped", "reason": "nobody came", "gsi_all": None}
+        return rounds
+
+    verdicts = ["not judged"] * Alarm().warmup + ["usual"] * (ROUNDS - Alarm().warmup)
+    verdicts[9], verdicts[11] = "not judged", "skipped"
+    with opened(browser, report(rewritten(runs[0], tmp_path / "some", some))) as seen:
+        seen.page.get_by_text("All rounds as a table").click()
+        assert seen.page.locator("#table tbody .flag").all_inner_texts() == verdicts
+        lines = seen.page.evaluate(
+            "fedgladReport.chart('rounds').getOption().series[0].markLine.data"
+            ".map(({xAxis}) => xAxis)"
+        )
+        assert lines == [12]
+        seen.hover("rounds", 2)
+        expect(seen.page.locator("#panel .flag")).to_have_text("not judged")
+        expect(seen.page.locator("#panel .words")).to_contain_text("too little history")
+        expect(seen.page.locator("#tip .flag")).to_have_text("not judged")
+
+
+def test_a_cohort_that_is_listed_in_part_has_its_full_size(
+    browser: Browser, runs: list[Path], tmp_path: Path, report: Any
+):
+    def large(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        one: dict[str, Any] = {"weight": 0.01, "loss": 1.0, "sq_norm": 1.0}
+        why = ["its norm is 900"] * 90 + ["left out by Krum(f=1)"] * 5
+        cohort = [{**one, "id": k} for k in range(100)]
+        for client, reason in zip(cohort, why, strict=False):
+            client["rejected"] = reason
+        small = [{**one, "id": k} for k in range(8)] + cohort[89:91]
+        return [
+            {**rounds[t % ROUNDS], "round": t, "clients": cohort if t else small}
+            for t in range(500)
+        ]
+
+    with opened(browser, report(rewritten(runs[0], tmp_path / "large", large))) as seen:
+        panel = seen.page.locator("#panel")
+        seen.hover("rounds", 250)
+        expect(panel.locator("h3")).to_have_text("Round 250")
+        listed = panel.locator("tbody tr").count()
+        assert 8 < listed < 90  # not even the rejected ones are all listed
+        expect(panel.locator("h4")).to_have_text(
+            f"Cohort: 100 clients, 90 rejected, {listed} listed"
+        )
+        expect(seen.page.locator("#tip")).to_contain_text("0, 1, 2, 3, 4, 5, 6, 7 and 92 more")
+        seen.page.get_by_text("All rounds as a table").click()
+        rows = seen.page.locator("#table tbody tr")
+        assert rows.nth(0).locator("td").all_inner_texts()[-2:] == ["10", "1"]
+        assert rows.nth(249).locator("td").all_inner_texts()[-2:] == ["100", "90"]
+        seen.page.locator("#rounds").press("Home")
+        expect(panel.locator("h4")).to_have_text("Cohort: 10 clients, 1 rejected")
+        told = panel.locator(".why").all_inner_texts()
+        assert told == ["rejected: its norm is 900", "left out by Krum(f=1)"]
+
+
+def test_the_axis_of_labels_holds_for_all_rounds(browser: Browser, runs: list[Path], report: Any):
+    counts = np.array(json.loads((runs[0] / "labels.json").read_text())["counts"])
+    cohorts = [counts[[client["id"] for client in told["clients"]]] for told in records(runs[0])]
+    most = max((rows.sum(axis=0) / rows.sum()).max() for rows in [counts, *cohorts])
+    with opened(browser, report(runs[0])) as seen:
+        for key in ("Home", "End"):
+            seen.page.locator("#rounds").press(key)
+            top = seen.page.evaluate("fedgladReport.chart('labels').getOption().yAxis[0].max")
+            assert top == min(100, 10 * math.ceil(10 * most))
 
 
 def test_hovering_shows_the_cohort(browser: Browser, runs: list[Path], report: Any):
@@ -404,6 +479,32 @@ def test_500_rounds_of_200_groups_open(
         assert shown == ["block19.weight", *(f"block{g}.weight" for g in range(190, 200))]
 
 
+@contextmanager
+def served(folder: Path) -> Generator[str]:
+    with serve(folder, 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.url
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def ticking(seen: Opened) -> Callable[[], int]:
+    """Loads the page again with a clock that stands; what is returned lets it poll once."""
+    seen.page.clock.install()
+    seen.page.reload()
+    seconds = seen.page.evaluate("fedgladReport.payload.live.seconds")
+
+    def polled() -> int:
+        with seen.page.expect_response("**/data.json") as answer:
+            seen.page.clock.run_for(1000 * seconds)
+        return answer.value.status
+
+    return polled
+
+
 def test_a_live_page_follows_the_run_and_keeps_what_was_chosen(
     browser: Browser, runs: list[Path], tmp_path: Path
 ):
@@ -445,21 +546,50 @@ def test_a_live_page_follows_the_run_and_keeps_what_was_chosen(
             thread.join()
 
 
-def test_a_live_page_says_when_the_run_is_finished(
+def test_a_live_page_waits_for_the_summary_and_then_asks_no_more(
     browser: Browser, runs: list[Path], tmp_path: Path
 ):
     folder = rewritten(runs[0], tmp_path / "live", lambda told: told[:-1])
     (folder / "summary.json").unlink()
-    with serve(folder, 0) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            with opened(browser, server.url) as seen:
-                state = seen.page.locator("#state")
-                expect(state).to_contain_text("Live: round")
-                shutil.copy(runs[0] / "rounds.jsonl", folder)
-                shutil.copy(runs[0] / "summary.json", folder)
-                expect(state).to_have_text("The run is finished", timeout=20_000)
-        finally:
-            server.shutdown()
-            thread.join()
+    with served(folder) as url, opened(browser, url) as seen:
+        polled = ticking(seen)
+        state, notes = seen.page.locator("#state"), seen.page.locator("#notes")
+        expect(state).to_contain_text("Live: round")
+        shutil.copy(runs[0] / "rounds.jsonl", folder)
+        assert polled() == 200
+        expect(state).to_have_text("The run is finished")
+        expect(notes).to_contain_text("no summary.json")
+        shutil.copy(runs[0] / "summary.json", folder)
+        assert polled() == 200
+        expect(notes).not_to_contain_text("summary.json")
+        assert polled() == 304
+        asked = len(seen.requests)
+        seen.page.clock.run_for(60_000)
+        expect(state).to_have_text("The run is finished")
+        assert len(seen.requests) == asked
+
+
+def test_a_live_page_that_cannot_draw_does_not_blame_the_server(
+    browser: Browser, runs: list[Path], tmp_path: Path
+):
+    folder = rewritten(runs[0], tmp_path / "live", lambda told: told[:5])
+    (folder / "summary.json").unlink()
+    with served(folder) as url, opened(browser, url) as seen:
+        polled = ticking(seen)
+        state = seen.page.locator("#state")
+        told = seen.page.evaluate("fedgladReport.payload")
+        told["runs"][0]["cohorts"] = None
+        headers = {"ETag": '"odd"'}
+        seen.page.route("**/data.json", lambda route: route.fulfill(json=told, headers=headers))
+        with seen.page.expect_event("pageerror"):
+            polled()
+        expect(state).to_have_text(f"Live: round 5 of {ROUNDS}")
+        seen.page.unroute("**/data.json")
+        shutil.copy(runs[0] / "rounds.jsonl", folder)
+        with seen.page.expect_request("**/data.json") as asked:
+            assert polled() == 200
+        assert asked.value.headers["if-none-match"] == '"odd"'
+        expect(state).to_have_text("The run is finished")
+        expect(seen.page.locator("#panel h3")).to_have_text(f"Round {ROUNDS}")
+        assert all("null" in error for error in seen.errors)
+        seen.errors.clear()

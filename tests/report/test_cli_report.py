@@ -29,8 +29,9 @@ def test_a_page_in_the_runs_folder(tmp_path: Path):
     found = call("report", folder)
     assert found.exit_code == 0
     assert found.stdout.splitlines() == [
-        "Training looks healthy: accuracy 40.0 % over the last 10 tests, 0 of 3 rounds distrusted.",
-        "  Accuracy, last 10 rounds: 40.0 %  (final 60.0 %)",
+        "Too early to say whether training is healthy: accuracy 40.0 % over the last 3 tests, "
+        "0 of 3 rounds distrusted.",
+        "  Accuracy, last 3 tests: 40.0 %  (final 60.0 %)",
         "  Rounds distrusted: 0 of 3",
         "  Updates rejected: 0 of 6",
         "  Time: 4.5 s  (1.5 s a round)",
@@ -74,6 +75,15 @@ def test_plots(tmp_path: Path, form: str):
     assert all(f"Plot: {path}" in found.stdout for path in drawn)
 
 
+def test_a_plot_that_cannot_be_written_is_told(tmp_path: Path):
+    folder = write(tmp_path / "run", rounds([0.2, 0.4, 0.6]), finish=True)
+    (tmp_path / "plots" / "rounds.png").mkdir(parents=True)
+    found = call("report", folder, "--plots", tmp_path / "plots")
+    assert found.exit_code == 2
+    said = " ".join(found.stderr.split())
+    assert "rounds.png cannot be written: Is a directory" in said
+
+
 def test_plots_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     folder = write(tmp_path / "run", rounds([0.2, 0.4, 0.6]), finish=True)
@@ -115,6 +125,15 @@ def test_a_damaged_run_is_reported_with_notes(tmp_path: Path):
     ):
         assert note in found.stdout
     assert shown(folder / "report.html")["runs"][0]["rounds"] == [1, 3]
+
+
+def test_a_hostile_config_is_reported_on(tmp_path: Path):
+    folder = write(tmp_path / "run", rounds([0.2, 0.4, 0.6]), finish=True)
+    with open(folder / "config.toml", "a") as file:
+        file.write(".".join(["a"] * 3000) + " = 1\n[b]\n" + f"c = 0x{'f' * 5000}\n")
+    assert call("report", folder).exit_code == 0
+    config = shown(folder / "report.html")["runs"][0]["config"]
+    assert (config["engine.a"], config["b.c"]) == ("?", "?")
 
 
 def test_names_are_printed_and_not_obeyed(tmp_path: Path):

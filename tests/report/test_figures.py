@@ -1,6 +1,7 @@
 """The numbers of every chart, against records made by hand."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from fedglad.report.headline import span
 from tests.report.made import changed, record, rounds, write
 
 LABELS = [[3, 1], [0, 4], [2, 0]]
+
+EARLY = "Too early to say whether training is healthy"
 
 
 def one(folder: Path, records: list[dict[str, Any]], **how: Any) -> dict[str, Any]:
@@ -74,7 +77,26 @@ def test_a_cohort_has_shares_norms_and_reasons(tmp_path: Path):
             ["<script>", 0, 2, 1.4142, None],
         ]
     ]
-    assert (run["updates"], run["rejected"]) == (3, 1)
+    assert (run["updates"], run["rejected"], run["left_out"]) == (3, 1, 0)
+    assert (run["sizes"], run["rejections"]) == ([3], [1])
+
+
+def test_a_cohort_that_is_cut_keeps_its_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(figures, "ENTRIES", 8)
+    clients: list[dict[str, Any]] = [
+        {"id": k, "weight": 0.1, "loss": 1.0, "sq_norm": 1.0} for k in range(10)
+    ]
+    for k in (2, 3, 5, 6, 7):
+        clients[k]["rejected"] = "too long"
+    for k in (0, 4):
+        clients[k]["rejected"] = "left out by Krum(f=1)"
+    run = one(tmp_path, [record(0, clients=clients), record(1)])
+    assert run["sizes"] == [10, 2]
+    assert run["rejections"] == [5, 0]
+    # 8 have room: 6 of the first and both of the second; the rejected, the left out, the others
+    assert [[m[0] for m in cohort] for cohort in run["cohorts"]] == [[2, 3, 5, 6, 7, 0], [0, 1]]
+    assert run["cohorts"][0][5][4] == "left out by Krum(f=1)"
+    assert [row[3] for row in run["clients"][:3]] == [0, 0, 1]  # ids 0, 1, 2
 
 
 def test_a_page_of_huge_cohorts_is_cut_with_the_rejected_ones_first():
@@ -84,11 +106,14 @@ def test_a_page_of_huge_cohorts_is_cut_with_the_rejected_ones_first():
     clients[8]["rejected"] = "too long"
     notes: list[str] = []
     found = figures.cohorts([record(0, clients=clients), record(1)], notes, entries=8)
-    # 12 entries, 8 have room: 8 // 2 rounds = 4 of each
-    assert [[client[0] for client in cohort] for cohort in found] == [[8, 0, 1, 2], [0, 1]]
-    assert notes == ["of each cohort at most 4 clients are listed, the rejected ones first"]
+    # 12 entries, 8 have room: 6 of the first and the 2 of the second
+    assert [[client[0] for client in cohort] for cohort in found] == [[8, 0, 1, 2, 3, 4], [0, 1]]
+    assert notes == ["of each cohort at most 6 clients are listed, the rejected ones first"]
+    clients[8]["rejected"] = "x" * 120  # takes the room of 1 + 120 / 40 = 4: 3 others, and 1 more
+    found = figures.cohorts([record(0, clients=clients)], notes, entries=7)
+    assert [client[0] for client in found[0]] == [8, 0, 1, 2]
     notes.clear()
-    assert len(figures.cohorts([record(0, clients=clients)], notes, entries=10)[0]) == 10
+    assert len(figures.cohorts([record(0, clients=clients)], notes, entries=13)[0]) == 10
     assert notes == []
 
 
@@ -159,18 +184,35 @@ def test_without_an_adapter_there_is_no_heat(tmp_path: Path):
 
 
 def test_too_many_groups_are_those_that_moved_the_most():
-    # ranges: a 0, b .5, c .2, d .5; room for 2 · 3 rounds
+    # ranges: a 0, b .5, c .2, d .5; room for 2, as a name takes the room of 20 cells
     found = [
         record(0, groups=groups(a=1.0, b=1.0, c=1.0, d=1.0)),
         record(1, groups=groups(a=1.0, b=0.5, c=1.2, d=1.5)),
         record(2, groups=groups(a=1.0, b=0.7, c=1.1, d=1.0)),
     ]
     notes: list[str] = []
-    heat = figures.heat(found, notes, cells=6)
+    heat = figures.heat(found, notes, cells=59)
     assert heat
     assert heat["groups"] == ["b", "d"]
     assert heat["scale"] == [[1, 0.5, 0.7], [1, 1.5, 1]]
     assert notes == ["the heat map has 2 of 4 groups, those whose factor moved the most"]
+
+
+def test_the_groups_are_chosen_before_the_map_is_made():
+    import tracemalloc
+
+    found = [record(t, groups={}) for t in range(2000)]
+    found[0]["groups"] = groups(**{f"g{k}": 1.0 for k in range(5000)})
+    found[1]["groups"] = groups(g7=0.5)
+    tracemalloc.start()
+    try:
+        heat = figures.heat(found, [], cells=4000)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert heat
+    assert heat["groups"] == ["g0", "g7"]
+    assert peak < 10e6  # 5,000 × 2,000 numbers are 80 MB
 
 
 # ------------------------------------------------------------------------------------------- labels
@@ -211,7 +253,24 @@ def test_the_classes_of_a_cohort_and_of_everybody(tmp_path: Path):
     assert labels["population"] == [0.5, 0.5]
     assert labels["cohorts"] == [[0.83333, 0.16667], [0.75, 0.25], None, None, None]
     assert one(tmp_path / "none", found)["labels"] is None
-    assert figures.labels([record(0)], np.zeros((3, 2))) is None
+    assert labels["most"] == 0.83333
+    assert figures.labels([record(0)], np.zeros((3, 2)), [], [None]) is None
+
+
+def test_the_classes_of_too_many_rounds_are_those_of_distrusted_and_last_ones():
+    found, notes = [record(t) for t in range(6)], list[str]()
+    alarm = [None, "outlier", None, None, None, None]
+    # room for 8 // 2 classes = 4 rounds: the second, and the last three
+    told = figures.labels(found, np.array([[4, 0], [4, 8]]), notes, alarm, cells=8)
+    assert told == {
+        "population": [0.5, 0.5],
+        "cohorts": [None, [0.5, 0.5], None, [0.5, 0.5], [0.5, 0.5], [0.5, 0.5]],
+        "most": 0.5,
+    }
+    assert notes == [
+        "the classes of 4 of 6 cohorts are shown: of the distrusted rounds first, then of the "
+        "last ones"
+    ]
 
 
 # ------------------------------------------------------------------------------------------ clients
@@ -242,6 +301,48 @@ def test_at_most_1000_clients_are_listed():
     assert (len(told), left_out) == (1000, 3)
 
 
+def test_several_runs_share_the_rows_of_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(figures, "CLIENTS", 8)
+    clients = [{"id": k, "weight": 0.1, "loss": 1.0, "sq_norm": 1.0} for k in range(10)]
+    folders = [
+        write(tmp_path / str(seed), [record(0, clients=clients)], config=changed(seed=seed))
+        for seed in range(2)
+    ]
+    told = report(folders)["runs"]
+    assert [(len(run["clients"]), run["clients_left_out"]) for run in told] == [(4, 6), (4, 6)]
+
+
+def test_a_page_at_the_limits_is_below_5_mb(tmp_path: Path):
+    random = np.random.default_rng(1)
+    found: list[dict[str, Any]] = []
+    for t in range(500):
+        cohort = random.choice(1000, 80, replace=False)
+        weight, loss, norm = random.random((3, 80)).round(6)
+        clients: list[dict[str, Any]] = [
+            {"id": int(k), "weight": w / 40, "loss": 1 + x, "sq_norm": 100 + y}
+            for k, w, x, y in zip(cohort, weight, loss, norm, strict=True)
+        ]
+        for client in clients[:24]:
+            client["rejected"] = "left out by MultiKrum(byzantine=24, kept=56)"
+        scales = random.normal(1, 0.1, 500).round(6).tolist()
+        layers = {
+            f"encoder.layers.{k}.attention.weight": {"gsi": 1 + s, "baseline": 1.9, "scale": s}
+            for k, s in enumerate(scales)
+        }
+        figures_of = random.random(5).round(7).tolist()
+        keys = ("train_loss", "test_loss", "test_accuracy", "label_similarity", "gsi_unfiltered")
+        changes = dict(zip(keys, figures_of, strict=True))
+        found.append(record(t, clients=clients, groups=layers, reason=None, **changes))
+    counts = random.integers(0, 9, (1000, 100)).tolist()
+    story = read(write(tmp_path, labels=counts))
+    told = payload([replace(story, rounds=tuple(found))])  # as read, without the reading
+    (run,) = told["runs"]
+    assert len(run["heat"]["groups"]) == 200  # 100,000 cells / 500 rounds
+    assert sum(cohort is not None for cohort in run["labels"]["cohorts"]) == 400
+    size = len(page.html(told).encode())
+    assert 3e6 < size < 5e6, size
+
+
 # ----------------------------------------------------------------------------------------- headline
 
 
@@ -264,28 +365,60 @@ def test_the_headline_of_one_run(tmp_path: Path):
     assert (told["version"], told["title"], told["live"]) == (1, tmp_path.name, None)
 
 
+def test_what_a_filter_leaves_out_is_not_rejected(tmp_path: Path):
+    found = rounds([0.5] * 12)
+    for t in range(12):
+        found[t]["clients"][0]["rejected"] = "left out by MultiKrum(byzantine=1)"
+    found[3]["clients"][1]["rejected"] = "NaN in 'w'"
+    told = payload([read(write(tmp_path, found, config=changed(rounds=12), finish=True))])
+    assert tiles(told)["Updates rejected"] == (
+        "1 of 24",
+        "12 left out by the filter or weighting",
+        "plain",
+    )
+    assert told["verdict"].startswith("Too early to say")
+    assert told["runs"][0]["rejections"] == [0, 0, 0, 1, *[0] * 8]
+    assert told["runs"][0]["cohorts"][0][0][4] == "left out by MultiKrum(byzantine=1)"
+    assert told["runs"][0]["clients"] == [
+        [0, 12, 2, 0, None],
+        [1, 12, 3, 1, "NaN in 'w'"],
+    ]
+
+
+def test_tests_that_are_not_of_every_round_are_called_tests(tmp_path: Path):
+    def label(accuracies: list[float | None], **how: Any) -> str:
+        config = changed(rounds=len(accuracies), **how)
+        told = payload([read(write(tmp_path, rounds(accuracies), config=config, finish=True))])
+        return told["headline"][0]["label"]
+
+    assert label([0.5] * 12) == "Accuracy, last 10 rounds"
+    assert label([None, 0.5] * 12, eval_every=2) == "Accuracy, last 10 tests"
+    assert label([None, 0.5] * 12) == "Accuracy, last 10 tests"  # whatever the settings say
+    assert label([None, 0.5] * 3, eval_every=2) == "Accuracy, last 3 tests"
+    assert label([None, None, 0.5], eval_every=3) == "Accuracy, last test"
+
+
 def test_a_run_that_goes_on_says_so(tmp_path: Path):
     told = payload([read(write(tmp_path, rounds([0.5, 0.7])))], live=True)
-    assert tiles(told)["Accuracy, last 10 rounds"] == (
+    assert tiles(told)["Accuracy, last 2 tests"] == (
         "60.0 %",
         "final 70.0 %; round 2 of 3",
         "plain",
     )
     assert told["live"] == {"seconds": 2}
     assert told["verdict"] == (
-        "Training looks healthy so far: accuracy 60.0 % over the last 10 tests, 0 of 2 rounds "
-        "distrusted."
+        f"{EARLY}: accuracy 60.0 % over the last 2 tests, 0 of 2 rounds distrusted."
     )
 
 
 def test_where_nothing_is_tested_the_loss_is_the_result(tmp_path: Path):
     told = payload([read(write(tmp_path, rounds([None] * 3)))])
-    assert tiles(told)["Training loss, last 10 rounds"][:2] == (
+    assert tiles(told)["Training loss, last 3 rounds"][:2] == (
         "0.75",
         "no accuracy was measured",
     )
     told = payload([read(write(tmp_path, rounds([None], train_loss=None)))])
-    assert tiles(told)["Accuracy, last 10 rounds"][0] == "–"
+    assert tiles(told)["Accuracy"][0] == "–"
     assert told["verdict"].startswith("Neither accuracy nor loss is recorded")
 
 
@@ -294,14 +427,14 @@ def test_a_summary_counts_where_rounds_are_missing_and_not_where_it_is_wrong(tmp
     lines = (folder / "rounds.jsonl").read_text().splitlines()
     (folder / "rounds.jsonl").write_text(lines[0] + "\n")
     told = payload([read(folder)])
-    assert tiles(told)["Accuracy, last 10 rounds"] == ("40.0 %", "final 60.0 %", "plain")
+    assert tiles(told)["Accuracy, last 3 tests"] == ("40.0 %", "final 60.0 %", "plain")
     assert tiles(told)["Time"] == ("4.5 s", "4.5 s a round", "plain")
 
     folder = write(tmp_path, rounds([0.2, 0.4, 0.6]), finish=True)
     wrong = {**json.loads((folder / "summary.json").read_text()), "last10_accuracy": 0.9}
     (folder / "summary.json").write_text(json.dumps(wrong))
     told = payload([read(folder)])
-    assert tiles(told)["Accuracy, last 10 rounds"][0] == "40.0 %"
+    assert tiles(told)["Accuracy, last 3 tests"][0] == "40.0 %"
     said = "summary.json has an accuracy of 90.00 %, its rounds have 40.00 %: the rounds count."
     assert said in told["notes"]
 
@@ -341,7 +474,7 @@ def test_seeds_are_one_group_and_the_gain_is_paired(tmp_path: Path):
     # .83 .84 .88: mean .85, std sqrt((.0004 + .0001 + .0009) / 2) = .026458
     # differences .03 .02 .04: mean .03, s .01; ± 4.30265 · .01 / sqrt(3) = .0248414
     found = tiles(told)
-    assert found["Accuracy, last 10 rounds: adapter.name=glad"] == (
+    assert found["Accuracy, last 3 tests: adapter.name=glad"] == (
         "85.0 ± 2.6 %",
         "final 85.0 %; 3 seeds",
         "plain",
@@ -352,7 +485,8 @@ def test_seeds_are_one_group_and_the_gain_is_paired(tmp_path: Path):
         "good",
     )
     assert found["Time"] == ("27 s", "6 runs; 1.5 s a round", "plain")  # 6 · 3 · 1.5
-    assert told["verdict"] == "Training looks healthy in all 6 runs."
+    wrong = "Nothing is plainly wrong in any of 6 runs, 6 of them too short to judge."
+    assert told["verdict"] == wrong
 
 
 def test_a_loss_that_is_sure_and_one_that_is_not(tmp_path: Path):
@@ -519,7 +653,7 @@ def test_a_collapse(tmp_path: Path):
 def test_accuracy_that_never_rises(tmp_path: Path):
     told = verdict(tmp_path, rounds([0.1] * 20))
     assert told == "Training needs a look: accuracy has not risen from its first 10.0 %."
-    assert verdict(tmp_path, rounds([0.1] * 19)).startswith("Training looks healthy")
+    assert verdict(tmp_path, rounds([0.1] * 19)).startswith(EARLY)
     assert verdict(tmp_path, rounds([0.1] * 10 + [0.111] * 10)).startswith("Training looks healthy")
 
 
@@ -540,7 +674,7 @@ def test_where_nothing_is_tested_the_loss_must_not_grow(tmp_path: Path):
         "Training needs a look: the training loss rose from 1 to 2.5 (means over 10 rounds)."
     )
     assert verdict(tmp_path, losses(*[1] * 10, *[3] * 5)).startswith(
-        "Training looks healthy: training loss 2 over the last 10 rounds"
+        f"{EARLY}: training loss 2 over the last 10 rounds"
     )
 
 
@@ -588,3 +722,19 @@ def test_times_for_people():
 def test_everything_is_json(tmp_path: Path):
     told = report(runs_of(tmp_path, "none", {1: [0.5] * 3, 2: [0.6] * 3}))
     assert json.loads(page.data(told)) == told
+
+
+def test_runs_of_other_lengths_are_not_paired(tmp_path: Path):
+    folders = [
+        write(
+            tmp_path / name,
+            [record(t, test_accuracy=0.5) for t in range(n)],
+            config=changed(rounds=n, adapter__name=rule),
+        )
+        for name, n, rule in (("glad", 4, "glad"), ("none", 4, "none"), ("short", 2, "none"))
+    ]
+    told = payload([read(folder) for folder in folders])
+    base = next(group for group in told["groups"] if group["baseline"])
+    assert [told["runs"][k]["name"] for k in base["runs"]] == ["none"]  # the first without a rule
+    assert any("4 and 2 rounds" in note for note in told["notes"])
+    assert sum("ain over" in tile["label"] for tile in told["headline"]) == 1

@@ -169,6 +169,8 @@ def test_a_gap_of_any_size_is_no_work(tmp_path: Path):
         ("groups", {"w": 1.0}, {}),
         ("groups", {"w": {"gsi": 1.0}}, {}),
         ("seconds", 3, {}),
+        ("seconds", {"train": "long"}, {}),
+        ("reason", 3, None),
         ("test_accuracy", "0.8", None),
         ("test_accuracy", 80, None),
         ("gsi_all", 0, None),
@@ -185,7 +187,25 @@ def test_a_wrong_type_costs_that_field(tmp_path: Path, field: str, bad: Any, ins
     story = read(write(tmp_path, found, labels=LABELS))
     assert story.rounds[1][field] == instead
     assert story.rounds[1]["round"] == 1
-    assert story.rounds[0][field] == record(0)[field]
+    assert story.rounds[0][field] == record(0).get(field)
+    assert story.missing[0] == f"'{field}' is damaged in round 2: what can be read is shown"
+
+
+@pytest.mark.parametrize(
+    ("field", "of", "bad"),
+    [
+        ("clients", "weight", "much"),
+        ("clients", "loss", [1.0]),
+        ("clients", "sq_norm", -1),
+        ("clients", "rejected", {}),
+        ("groups", "gsi", "x"),
+        ("groups", "baseline", 0),
+    ],
+)
+def test_a_wrong_type_inside_a_field_is_said(tmp_path: Path, field: str, of: str, bad: Any):
+    found = [record(0), record(1)]
+    (found[1]["groups"]["w"] if field == "groups" else found[1]["clients"][1])[of] = bad
+    story = read(write(tmp_path, found, labels=LABELS))
     assert story.missing[0] == f"'{field}' is damaged in round 2: what can be read is shown"
 
 
@@ -355,7 +375,9 @@ def check(folder: Path) -> None:
     assert json.loads(page.data(told)) == told  # JSON without NaN
     (run,) = told["runs"]
     per_round = ("status", "reason", "accuracy", "test_loss", "train_loss", "gsi", "usual", "alarm")
-    assert {len(run[key]) for key in (*per_round, "cohorts")} == {len(run["rounds"])}
+    assert {len(run[key]) for key in (*per_round, "cohorts", "sizes", "rejections")} == {
+        len(run["rounds"])
+    }
     assert run["rounds"] == sorted(set(run["rounds"]))
 
 

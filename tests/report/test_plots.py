@@ -166,17 +166,37 @@ def test_the_scale_is_centred_at_one_and_says_what_is_beyond():
     run["heat"] = {"groups": ["g"], "scale": [[1.0] * T], "ratio": [[1.0] * (T - 1) + [1000.0]]}
     with style.settings():
         figure = factors.draw(run)
-        image = figure.axes[0].images[0]
+        image = figure.axes[0].collections[0]
         # of 24 distances 23 are 0: quantile .98 is at 22.54, .54 of the way from 0 to 999: cut to 1
         assert image.get_clim() == (0.0, 2.0)
         red, green, blue, _ = image.cmap(image.norm(1.0))
         assert min(red, green, blue) > 0.95
-        assert figure.axes[1].images[0].colorbar.extend == "max"
+        assert figure.axes[1].collections[0].colorbar.extend == "max"
 
 
 def test_a_round_that_is_not_there_is_a_gap():
     table = factors._table([3, 4, 6], [[1.0, None, 2.0]])
+    np.testing.assert_array_equal(factors._edges([3, 4, 6]), [2.5, 3.5, 4.5, 5.5, 6.5])
     np.testing.assert_array_equal(table, [[1.0, np.nan, np.nan, 2.0]])
+
+
+def test_a_gap_of_any_size_takes_no_memory():
+    run = {k: v[:2] if isinstance(v, list) else v for k, v in a_run().items()}
+    run["rounds"] = [1, 900_000_001]
+    run["heat"] = {"groups": ["g"], "scale": [[0.5, 1.5]], "ratio": [[None, None]]}
+    with style.settings():
+        figure = factors.draw(run)
+        figure.savefig("/dev/null", format="svg")
+        (mesh,) = figure.axes[0].collections
+    # a round, the gap, a round
+    np.testing.assert_array_equal(mesh.get_array().filled(np.nan), [[0.5, np.nan, 1.5]])
+    assert figure.axes[0].get_xlim() == (0.5, 900_000_001.5)
+
+
+def test_the_first_group_is_above():
+    with style.settings():
+        axes = factors.draw(a_run()).axes[0]
+    assert axes.get_ylim() == (2.5, -0.5)
 
 
 def test_seeds_are_a_band_around_their_mean():
@@ -286,7 +306,7 @@ def test_an_unknown_format_and_a_file_in_the_way_are_told(tmp_path: Path):
     with pytest.raises(ValueError, match="unknown format 'gif': choose from png, svg, pdf"):
         plots.write(a_payload(), tmp_path, "gif")
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="cannot be written"):
+    with pytest.raises(FileExistsError):
         plots.write(a_payload(), tmp_path / "file", "png")
 
 

@@ -23,8 +23,10 @@ from fedglad.config import load
 from fedglad.report import trackers
 from fedglad.report.trackers import NAMES, REGISTRY, TrackError, Tracking, follow, track
 from fedglad.report.trackers.names import Names, scalars, settings, summary_scalars
+from fedglad.report.trackers.source import Source
 from fedglad.runs import execute
 from fedglad.trust import Alarm
+from tests.report import made
 
 ROOT = Path(__file__).parents[2]
 DIGITS = {
@@ -534,8 +536,37 @@ def test_settings_are_flat_and_plain():
         "server.on": True,
         "model.dropout": "[0.25, 0.5]",
     }
+    assert settings({"a": {"b": {"c": 1}}}) == {"a.b": '{"c": 1}'}
+
+
+def test_a_hostile_config_has_settings_and_an_id(tmp_path: Path):
+    folder = made.write(tmp_path / "run", [made.record(0)])
+    with open(folder / "config.toml", "a") as file:
+        file.write(".".join(["a"] * 3000) + " = 1\n[b]\n" + f"c = 0x{'f' * 5000}\n")
+    source = Source(folder)
+    assert len(source.id) == 12
+    told = settings(source.story.config)
+    assert (told["engine.a"], told["b.c"], told["rounds"]) == ("?", "?", 3)
 
 
 def test_only_numbers_of_a_summary_are_told():
     summary = {"rounds": 3, "final_accuracy": None, "machine": "x", "seconds": float("inf")}
+    summary["huge"] = 10**400
     assert summary_scalars(summary) == {"summary/rounds": 3.0}
+
+
+def test_damage_is_told(tmp_path: Path):
+    folder = made.write(tmp_path / "run", [made.record(t) for t in range(3)], finish=True)
+    lines = (folder / "rounds.jsonl").read_text().splitlines()
+    (folder / "rounds.jsonl").write_text("\n".join([lines[0], "{", lines[2]]) + "\n")
+    code, said = call(folder, "--to", "tensorboard", "--out", tmp_path / "out")
+    assert code == 0
+    assert "Note: rounds.jsonl is damaged in line 2" in " ".join(said.split())
+
+
+def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path: Path):
+    folder = made.write(tmp_path / "run", [made.record(0)])
+    (tmp_path / "file").touch()
+    code, said = call(folder, "--to", "wandb", "--out", tmp_path / "file" / "out")
+    assert code == 2
+    assert "cannot be written for W&B" in " ".join(said.split())

@@ -6,6 +6,7 @@ import math
 import os
 import random
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -832,3 +833,20 @@ def test_a_recording_is_read_once_and_replayed_often(recorded: Path):
         adapter = rule(found.config, {"adapter.gamma": gamma})
         assert adapter == Glad(gamma=gamma)
         assert replay(found, adapter) == replay(recorded, adapter)
+
+
+def test_a_number_of_clients_that_cannot_be(recorded: Path, tmp_path: Path):
+    with pytest.raises(ReplayError, match=r"the run tells of \d+ clients, not 3: leave it out"):
+        read(recorded, population=3)
+    untold = shutil.copytree(recorded, tmp_path / "untold")
+    for name in ("labels.json", "config.toml"):
+        (untold / name).unlink()
+    shutil.rmtree(untold / "checkpoints")
+    with pytest.raises(ReplayError, match=r"clients: there are more than 1"):
+        read(untold, population=1)
+
+
+def test_a_file_that_cannot_be_written_is_said(recorded: Path, tmp_path: Path):
+    result = call(recorded, "--out", tmp_path / "no/a.csv")
+    assert result.exit_code == 2
+    assert "cannot be written: No such file or directory" in said(result)

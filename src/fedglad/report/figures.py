@@ -7,7 +7,9 @@ known is None.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from statistics import StatisticsError, correlation, fmean, linear_regression
 from typing import Any
 
@@ -16,16 +18,19 @@ import numpy as np
 from fedglad.report.folder import ReportError, Story
 from fedglad.report.groups import group, settings
 from fedglad.report.headline import disagreement, headline, verdict
-from fedglad.report.record import number, text
+from fedglad.report.record import by_design, number, text
 from fedglad.trust import Alarm
 
 VERSION = 1
 POLL = 2  # seconds between two looks of a live page
-CLIENTS = 1000  # in the table
-CELLS = 250_000  # of all heat maps: more would make the page too large
-ENTRIES = 40_000  # of all cohorts
-GROUPS = 5_000  # that are looked at
-FEWEST = 3  # clients that every cohort shows
+# So much of each, over all runs, makes a page of less than 5 MB.
+CLIENTS = 1000  # in the tables
+CELLS = 100_000  # groups × rounds; each has its factor and its GSI/B
+NAME = 20  # cells that a group with few rounds counts as: its name takes room too
+ENTRIES = 25_000  # clients in the cohorts
+SHARES = 40_000  # rounds × classes
+REASON = 40  # characters that take as much room as another client
+FEWEST = 3  # clients that every cohort and every table shows
 NAMED = 3  # runs before a note
 ALIKE = 1e-9  # values that differ by less are the same but for rounding
 
@@ -68,7 +73,7 @@ def run(story: Story, *, share: int = 1) -> Run:
         notes.append(f"alarms were not recorded by {whose}: they are worked out from its GSI")
     if told := disagreement(story):
         notes.append(told)
-    clients, left_out = participation(rounds)
+    clients, left_out = participation(rounds, most=max(FEWEST, CLIENTS // share))
     everybody = [client for found in rounds for client in found["clients"]]
     return {
         "name": story.name,
@@ -88,13 +93,16 @@ def run(story: Story, *, share: int = 1) -> Run:
         "usual": [short(value) for value in usual],
         "alarm": alarm,
         "similarity": _known(_column(rounds, "label_similarity")),
+        "sizes": [len(found["clients"]) for found in rounds],
+        "rejections": [sum(map(_rejected, found["clients"])) for found in rounds],
         "cohorts": cohorts(rounds, notes, entries=ENTRIES // share),
         "factor": factor(rounds),
         "heat": heat(rounds, notes, cells=CELLS // share),
         "fit": fit(rounds),
-        "labels": labels(rounds, story.labels),
+        "labels": labels(rounds, story.labels, notes, alarm, cells=SHARES // share),
         "updates": len(everybody),
-        "rejected": sum("rejected" in client for client in everybody),
+        "rejected": sum(map(_rejected, everybody)),
+        "left_out": sum(by_design(client.get("rejected")) for client in everybody),
         "clients": clients,
         "clients_left_out": left_out,
         "seconds": short(seconds(story)),
@@ -138,19 +146,23 @@ def cohorts(
 ) -> list[list[list[Any]]]:
     """Of each round its clients: id, share in the mean, loss, norm, why rejected.
 
-    Where that would be too much, so many of each that it is not; the rejected ones come first.
+    Where that would be too much, so many of each that it is not; the rejected ones come first,
+    then those that a filter left out. A long reason counts as more than one client.
     """
-    most = max((len(found["clients"]) for found in rounds), default=0)
-    if sum(len(found["clients"]) for found in rounds) > entries:
-        most = max(FEWEST, entries // len(rounds))
-        notes.append(f"of each cohort at most {most} clients are listed, the rejected ones first")
-    told: list[list[list[Any]]] = []
-    for found in rounds:
-        members = [_member(k, client) for k, client in enumerate(found["clients"])]
-        if len(members) > most:
-            members.sort(key=lambda member: member[-1] is None)
-        told.append(members[:most])
-    return told
+    told = [[_member(k, one) for k, one in enumerate(found["clients"])] for found in rounds]
+    ranked = [sorted(members, key=_rank) for members in told]
+    room = [[0, *accumulate(map(_room, members))] for members in ranked]
+    if sum(used[-1] for used in room) <= entries:
+        return told
+
+    def needed(most: int) -> int:
+        return sum(used[min(most, len(used) - 1)] for used in room)
+
+    sizes = range(max(map(len, told)) + 1)
+    most = max(FEWEST, bisect_right(sizes, entries, key=needed) - 1)
+    notes.append(f"of each cohort at most {most} clients are listed, the rejected ones first")
+    pairs = zip(told, ranked, strict=True)
+    return [members if len(members) <= most else first[:most] for members, first in pairs]
 
 
 def factor(rounds: Sequence[Mapping[str, Any]]) -> dict[str, list[float | int | None]]:
@@ -168,30 +180,28 @@ def heat(
     None if no group was ever scaled or compared. Where there are too many, the groups whose factor
     moved the most.
     """
-    names = list(dict.fromkeys(name for found in rounds for name in found["groups"]))
-    every, names = len(names), names[:GROUPS]
-    scale = np.full((len(names), len(rounds)), np.nan)
-    ratio = np.full_like(scale, np.nan)
-    row = {name: k for k, name in enumerate(names)}
-    for t, found in enumerate(rounds):
-        for name, one in found["groups"].items():
-            if name not in row:
-                continue
-            scale[row[name], t] = one["scale"]
-            if one["gsi"] is not None and one["baseline"] is not None:
-                ratio[row[name], t] = one["gsi"] / one["baseline"]
-    if not np.any((scale != 1) & ~np.isnan(scale)) and np.all(np.isnan(ratio)):
+    low, high = dict[str, float](), dict[str, float]()
+    something = False
+    for name, one in ((name, one) for found in rounds for name, one in found["groups"].items()):
+        low[name] = min(low.get(name, one["scale"]), one["scale"])
+        high[name] = max(high.get(name, one["scale"]), one["scale"])
+        something = something or one["scale"] != 1 or _ratio(one) is not None
+    if not something:
         return None
-    most = max(1, cells // max(1, len(rounds)))
+    names, most = list(low), max(1, cells // max(NAME, len(rounds)))
     if len(names) > most:
-        moved = np.nanmax(scale, axis=1) - np.nanmin(scale, axis=1)
-        chosen = np.sort(np.argsort(-moved, kind="stable")[:most])
-        scale, ratio = scale[chosen], ratio[chosen]
+        moved = sorted(names, key=lambda name: low[name] - high[name])
+        kept = set(moved[:most])
         notes.append(
-            f"the heat map has {most} of {every} groups, those whose factor moved the most"
+            f"the heat map has {most} of {len(names)} groups, those whose factor moved the most"
         )
-        names = [names[k] for k in chosen]
-    return {"groups": names, "scale": _table(scale), "ratio": _table(ratio)}
+        names = [name for name in names if name in kept]
+    rows = [[found["groups"].get(name) for found in rounds] for name in names]
+    return {
+        "groups": names,
+        "scale": [[None if one is None else short(one["scale"], 4) for one in row] for row in rows],
+        "ratio": [[None if one is None else short(_ratio(one), 4) for one in row] for row in rows],
+    }
 
 
 def fit(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -210,24 +220,46 @@ def fit(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     return {"n": len(pairs), "r": short(r), "slope": slope, "intercept": intercept}
 
 
-def labels(rounds: Sequence[Mapping[str, Any]], counts: np.ndarray | None) -> dict[str, Any] | None:
-    """The shares of the classes in the population and in each cohort, all its clients together."""
+def labels(
+    rounds: Sequence[Mapping[str, Any]],
+    counts: np.ndarray | None,
+    notes: list[str],
+    alarm: Sequence[str | None],
+    *,
+    cells: int = SHARES,
+) -> dict[str, Any] | None:
+    """The shares of the classes in the population and in each cohort, all its clients together.
+
+    Where that would be too much, of the distrusted rounds and the last ones; `most` is the largest.
+    """
     if counts is None or counts.sum() == 0:
         return None
+    fit_in = max(FEWEST, cells // counts.shape[1])
+    if len(rounds) > fit_in:
+        notes.append(
+            f"the classes of {fit_in} of {len(rounds)} cohorts are shown: of the distrusted rounds "
+            "first, then of the last ones"
+        )
+    order = sorted(range(len(rounds)), key=lambda t: (alarm[t] is None, -t))
+    kept = set(order[:fit_in])
 
     def shares(rows: np.ndarray) -> list[Any] | None:
         total = rows.sum()
         return [short(float(x)) for x in rows.sum(axis=0) / total] if total else None
 
     told: list[list[Any] | None] = []
-    for found in rounds:
-        ids = [client["id"] for client in found["clients"]]
+    for t, found in enumerate(rounds):
+        ids = [client["id"] for client in found["clients"] if t in kept]
         known = all(isinstance(k, int) and 0 <= k < len(counts) for k in ids)
         told.append(shares(counts[ids]) if ids and known else None)
-    return {"population": shares(counts), "cohorts": told}
+    population = shares(counts)
+    most = max(x for row in (population, *told) if row for x in row)
+    return {"population": population, "cohorts": told, "most": most}
 
 
-def participation(rounds: Sequence[Mapping[str, Any]]) -> tuple[list[list[Any]], int]:
+def participation(
+    rounds: Sequence[Mapping[str, Any]], *, most: int = CLIENTS
+) -> tuple[list[list[Any]], int]:
     """Each client's id, times sampled, mean norm, rejections, last reason; the most sampled first.
 
     And how many are not in the list. Clients without an id cannot be told apart.
@@ -239,12 +271,12 @@ def participation(rounds: Sequence[Mapping[str, Any]]) -> tuple[list[list[Any]],
                 seen.setdefault(client["id"], []).append(client)
     order = sorted(seen, key=lambda name: (-len(seen[name]), isinstance(name, str), name))
     told: list[list[Any]] = []
-    for name in order[:CLIENTS]:
+    for name in order[:most]:
         norms = [norm for one in seen[name] if (norm := _norm(one)) is not None]
-        reasons = [one["rejected"] for one in seen[name] if "rejected" in one]
+        reasons = [one["rejected"] for one in seen[name] if _rejected(one)]
         mean = short(fmean(norms)) if norms else None
         told.append([name, len(seen[name]), mean, len(reasons), reasons[-1] if reasons else None])
-    return told, max(0, len(order) - CLIENTS)
+    return told, max(0, len(order) - most)
 
 
 def seconds(story: Story) -> float:
@@ -275,12 +307,26 @@ def _member(place: int, client: Mapping[str, Any]) -> list[Any]:
     return [name, *numbers, client.get("rejected")]
 
 
+def _rank(member: Sequence[Any]) -> int:
+    """0 if rejected, 1 if left out by design, 2 if neither."""
+    return 2 if member[-1] is None else int(by_design(member[-1]))
+
+
+def _room(member: Sequence[Any]) -> int:
+    return 1 + len(member[-1] or "") // REASON
+
+
+def _rejected(client: Mapping[str, Any]) -> bool:
+    return "rejected" in client and not by_design(client["rejected"])
+
+
 def _norm(client: Mapping[str, Any]) -> float | None:
     return None if client["sq_norm"] is None else math.sqrt(client["sq_norm"])
 
 
-def _table(values: np.ndarray) -> list[list[float | int | None]]:
-    return [[short(x, 4) for x in row] for row in values.tolist()]
+def _ratio(group: Mapping[str, float | None]) -> float | None:
+    gsi, baseline = group["gsi"], group["baseline"]
+    return None if gsi is None or baseline is None else gsi / baseline
 
 
 def _notes(runs: Sequence[Run]) -> list[str]:

@@ -94,7 +94,18 @@ def group(stories: Sequence[Story], baseline: str | None = None) -> Grouping:
 
 def settings(config: Mapping[str, Any]) -> dict[str, str]:
     """Dotted keys and values as the command line takes them, of any TOML."""
-    return {text(key): text(_value(value)) for key, value in flat(config).items()}
+    return {text(key): text(written(value)) for key, value in flat(config).items()}
+
+
+def written(raw: Any) -> str:
+    """A TOML value in words; it may be a date, which JSON has not.
+
+    `?` for a number too long or a table too deep to be written.
+    """
+    try:
+        return shown(json.loads(json.dumps(raw, default=str)))
+    except (ValueError, RecursionError):
+        return "?"
 
 
 def _entry(story: Story) -> Entry:
@@ -160,7 +171,7 @@ def _base(
     first = [entries.get(next(iter(part.values()))) for part in parts]
     plain = [k for k, e in enumerate(first) if e and e.settings.get("adapter.name") == "none"]
     known = [k for k, entry in enumerate(first) if entry]
-    return plain[0] if len(plain) == 1 else known[0] if known else 0
+    return plain[0] if plain else known[0] if known else 0
 
 
 def _why_unpaired(
@@ -169,6 +180,9 @@ def _why_unpaired(
     first, second = (entries.get(next(iter(cell.values()))) for cell in (base, other))
     if first is None or second is None:
         return "settings are not known"
+    rounds = [entry.settings.get("rounds") for entry in (first, second)]
+    if rounds[0] != rounds[1]:
+        return f"{rounds[0]} and {rounds[1]} rounds"
     return unpaired(first.settings, second.settings, base, other)
 
 
@@ -191,23 +205,15 @@ def _seed(entry: Entry | None, names: list[str]) -> str:
 
 def _seed_value(raw: Any) -> int | str | None:
     whole = isinstance(raw, int) and not isinstance(raw, bool) and abs(raw) < 2**64
-    return raw if raw is None or whole else text(_value(raw), 40)
+    return raw if raw is None or whole else text(written(raw), 40)
 
 
 def _order(repetition: tuple[Seed, int]) -> list[Any]:
     return [(type(value).__name__, value) for value in repetition[0]]
 
 
-def _value(raw: Any) -> str:
-    """A TOML value may be a date, which JSON has not, or a number too long to be written."""
-    try:
-        return shown(json.loads(json.dumps(raw, default=str)))
-    except ValueError:
-        return "?"
-
-
 def _word(raw: Any) -> str:
     """So that a label can be read in one way only."""
     if not isinstance(raw, str):
-        return _value(raw)
+        return written(raw)
     return raw if re.fullmatch(r'[^\s="\[{][^\s="]*', raw) else json.dumps(raw)

@@ -11,7 +11,7 @@ from fedglad.report.folder import Story
 from fedglad.report.groups import Group, Grouping
 from fedglad.report.record import number
 
-WINDOW = 10  # rounds of the result, as everywhere
+WINDOW = 10  # tests of the result, as everywhere
 COLLAPSED = 10.0  # percentage points that the last rounds are below the best ones
 RISEN = 1.0  # percentage points over the first test, by which accuracy has risen at least
 PATIENCE = 20  # tests before that is asked for
@@ -26,10 +26,14 @@ Run = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Result:
-    """Shares, as in summary.json; None where nothing was tested."""
+    """Shares, as in summary.json; None where nothing was tested.
+
+    `tests` is how many `last10` is the mean of.
+    """
 
     last10: float | None
     final: float | None
+    tests: int = 0
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,10 @@ def verdict(runs: Sequence[Run]) -> str:
     if not begun:
         return "No run has a round yet."
     if not ill:
+        early = sum(_early(run) for run in runs)
+        if early:
+            few = f"{early} of them too short to judge"
+            return f"Nothing is plainly wrong in any of {len(runs)} runs, {few}."
         so_far = "" if all(run["finished"] for run in runs) else " so far"
         return f"Training looks healthy{so_far} in all {len(runs)} runs."
     named = [f"{runs[k]['name']}: {'; '.join(ill[k])}" for k in list(ill)[:NAMED]]
@@ -165,13 +173,16 @@ def _told(story: Story) -> Result:
     """The summary's."""
     summary = story.summary or {}
     last10, final = (number(summary.get(f"{x}_accuracy"), 0.0, 1.0) for x in ("last10", "final"))
-    return Result(last10, final)
+    every = int(number(story.config.get("eval_every"), 1.0) or 1)
+    return Result(last10, final, min(WINDOW, math.ceil((story.planned or WINDOW) / every)))
 
 
 def _recorded(story: Story) -> Result:
     """The rounds'."""
     tested = list(_tests(story).values())
-    return Result(_last10(tested), tested[-1]) if tested else Result(None, None)
+    if not tested:
+        return Result(None, None)
+    return Result(_last10(tested), tested[-1], min(WINDOW, len(tested)))
 
 
 def _tests(story: Story) -> dict[int, float]:
@@ -207,14 +218,33 @@ def _accuracy(
         spread = f" ± {stdev(last10):.1f}" if len(last10) > 1 else ""
         value = f"{fmean(last10):.1f}{spread} %"
         details = [f"final {fmean(final):.1f} %", *details] if final else details
-        return _tile(f"Accuracy, last {WINDOW} rounds{of}", value, details)
-    losses = [
-        fmean(found[-WINDOW:]) for k in group.runs if (found := _known(runs[k]["train_loss"]))
-    ]
-    if losses:
+        tests = max(found.tests for found in results)
+        each = tests == WINDOW and all(_every_round(stories[k]) for k in group.runs)
+        return _tile(
+            f"Accuracy, {_last_few(tests, 'round' if each else 'test')}{of}", value, details
+        )
+    all_losses = [found for k in group.runs if (found := _known(runs[k]["train_loss"]))]
+    if all_losses:
         details = ["no accuracy was measured", *details]
-        return _tile(f"Training loss, last {WINDOW} rounds{of}", f"{fmean(losses):.4g}", details)
-    return _tile(f"Accuracy, last {WINDOW} rounds{of}", "–", ["nothing was measured", *details])
+        few = _last_few(max(map(len, all_losses)), "round")
+        value = f"{fmean(fmean(losses[-WINDOW:]) for losses in all_losses):.4g}"
+        return _tile(f"Training loss, {few}{of}", value, details)
+    return _tile(f"Accuracy{of}", "–", ["nothing was measured", *details])
+
+
+def _every_round(story: Story) -> bool:
+    """Whether the tests of the result are those of rounds in a row."""
+    tested = list(_tests(story))[-WINDOW:]
+    in_a_row = not tested or tested[-1] - tested[0] == len(tested) - 1
+    return in_a_row and story.config.get("eval_every", 1) == 1
+
+
+def _last_few(many: int, what: str) -> str:
+    """
+    >>> _last_few(40, "round"), _last_few(3, "test"), _last_few(1, "test")
+    ('last 10 rounds', 'last 3 tests', 'last test')
+    """
+    return f"last {what}" if many == 1 else f"last {min(many, WINDOW)} {what}s"
 
 
 def _progress(stories: Sequence[Story]) -> list[str]:
@@ -256,7 +286,9 @@ def _rejected(runs: Sequence[Run]) -> dict[str, str]:
     updates, rejected = (sum(run[key] for run in runs) for key in ("updates", "rejected"))
     tone = "bad" if rejected and rejected >= REJECTED * updates else "plain"
     skipped = sum(run["status"].count("skipped") for run in runs)
-    details = [f"{skipped} rounds skipped"] if skipped else []
+    left_out = sum(run["left_out"] for run in runs)
+    details = [f"{left_out:,} left out by the filter or weighting"] if left_out else []
+    details += [f"{skipped} rounds skipped"] if skipped else []
     return _tile("Updates rejected", f"{rejected:,} of {updates:,}", details, tone)
 
 
@@ -274,15 +306,24 @@ def _verdict(run: Run) -> str:
     if found := problems(run):
         return f"Training needs a look: {'; '.join(found)}."
     if tested := _known(run["accuracy"]):
-        fact = f"accuracy {fmean(tested[-WINDOW:]):.1f} % over the last {WINDOW} tests"
+        few = _last_few(len(tested), "test")
+        fact = f"accuracy {fmean(tested[-WINDOW:]):.1f} % over the {few}"
     elif losses := _known(run["train_loss"]):
-        fact = f"training loss {fmean(losses[-WINDOW:]):.3g} over the last {WINDOW} rounds"
+        few = _last_few(len(losses), "round")
+        fact = f"training loss {fmean(losses[-WINDOW:]):.3g} over the {few}"
     else:
         return "Neither accuracy nor loss is recorded: whether training is healthy is not known."
     flagged = sum(flag is not None for flag in run["alarm"])
     so_far = "" if run["finished"] else " so far"
     trust = f"{flagged} of {len(run['rounds'])} rounds distrusted"
+    if _early(run):
+        return f"Too early to say whether training is healthy: {fact}, {trust}."
     return f"Training looks healthy{so_far}: {fact}, {trust}."
+
+
+def _early(run: Run) -> bool:
+    """Whether two windows do not yet lie side by side."""
+    return len(_known(run["accuracy"]) or _known(run["train_loss"])) < PATIENCE
 
 
 def _means(values: Sequence[float]) -> list[float]:

@@ -71,12 +71,11 @@
     const { labels } = run();
     const shares = labels.cohorts[i] ?? labels.population.map(() => null);
     const classes = labels.population.map((_, c) => String(c));
-    const most = Math.max(...labels.population, ...labels.cohorts.flat());
     const wide = Math.max(6, Math.min(44, (0.7 * ($("labels").clientWidth - GRID.left - GRID.right)) / classes.length));
     return {
       grid: GRID,
       xAxis: axis({ type: "category", data: classes, splitLine: { show: false }, ...titled("Class") }),
-      yAxis: axis({ min: 0, max: Math.min(100, Math.ceil(10 * most) * 10), ...titled("Share, %", GRID.left) }),
+      yAxis: axis({ min: 0, max: Math.min(100, Math.ceil(10 * labels.most) * 10), ...titled("Share, %", GRID.left) }),
       series: [
         {
           type: "bar", name: "cohort", data: shares.map((x) => (x === null ? null : 100 * x)), silent: true,
@@ -100,7 +99,7 @@
     show("labels", why, () => labelsOption(i));
     const alike = similarity?.[i] ?? null;
     const said = i < 0 ? "No round chosen: only the population is shown."
-      : `Round ${rounds[i]}${labels?.cohorts[i] ? "" : ": the labels of its cohort are not known."}`;
+      : `Round ${rounds[i]}${labels?.cohorts[i] ? "" : " (the labels of its cohort are not in this page)"}`;
     const rest = alike === null ? []
       : [": similarity to the population ", el("b", {}, factor(alike)), ", where 1 is the same mix."];
     $("labels-words").replaceChildren(...(why ? [""] : [said, ...rest]));

@@ -11,8 +11,6 @@
   const { drawFit, fitCursor, nearest, drawLabels, labelsTip } = report;
   const { showPanel, drawTable, markRow, drawClients, showWords, showRunChoice, showSettings } = report;
 
-  let timer = 0;
-
   // ---- The chosen round
 
   function choose(round) {
@@ -192,23 +190,26 @@
   }
 
   async function poll() {
-    let wait = 1000 * (report.payload.live?.seconds ?? 2);
+    const wait = 1000 * report.payload.live.seconds;
+    let fresh = null;
     try {
       const headers = poll.version ? { "If-None-Match": poll.version } : {};
       const answer = await fetch("data.json", { cache: "no-store", headers });
       if (answer.status !== 304) {
         if (!answer.ok) throw new Error(`status ${answer.status}`);
-        update(await answer.json());
+        fresh = await answer.json();
         poll.version = answer.headers.get("ETag");
       }
-      sayState();
-      const { live, runs } = report.payload;
-      if (!live || (runs.length && runs.every((of) => of.finished))) return;
     } catch {
       say("The server does not answer: this is the last state that it told. Trying again.", "gone");
-      wait = Math.max(wait, 5000);
+      setTimeout(poll, Math.max(wait, 5000));
+      return;
     }
-    timer = setTimeout(poll, wait);
+    // The summary comes after the last round: a finished run may still have news.
+    const { runs } = report.payload;
+    if (fresh || !runs.length || runs.some((of) => !of.finished)) setTimeout(poll, wait);
+    if (fresh) update(fresh);
+    sayState();
   }
 
   // ---- Start
@@ -267,9 +268,9 @@
     watchSize();
     printing();
     const { live } = report.payload;
-    if (live) timer = setTimeout(poll, 1000 * live.seconds);
+    if (live) setTimeout(poll, 1000 * live.seconds);
   }
 
-  Object.assign(report, { choose, listen, showCursors, stop: () => clearTimeout(timer) });
+  Object.assign(report, { listen, showCursors });
   start();
 })();

@@ -2,11 +2,9 @@
 (() => {
   "use strict";
   const report = window.fedgladReport;
-  const { $, NOTHING, el, factor, flag, missing, number, percent, plural, table } = report;
+  const { $, NOTHING, el, factor, flag, missing, named, number, percent, plural, table } = report;
   const { FLAGS, state, run, place, kind } = report;
   const { figures } = report;
-
-  const rejections = (cohort) => cohort.filter((one) => one[4] !== null).length;
 
   function words(of, i) {
     const what = kind(of, i);
@@ -15,7 +13,7 @@
     const mean = of.factor?.mean[i] ?? null;
     const how = mean < 0.995 ? "shortened" : "lengthened";
     const moved = mean === null ? "" : Math.abs(mean - 1) <= 0.005 ? " The step was left about as it was."
-      : ` The step was ${how}, on average to ${factor(mean)} of its length.`;
+      : ` The step was ${how}: on average it has ${factor(mean)} times its length.`;
     if (what in FLAGS) return FLAGS[what].words + moved;
     if (of.gsi[i] === null) return `No GSI was recorded, so this round is not judged.${moved}`;
     if (of.usual[i] === null) return `There is too little history yet to judge this round by.${moved}`;
@@ -23,7 +21,8 @@
   }
 
   function member([id, share, loss, norm, rejected]) {
-    const why = rejected === null ? null : el("span", { class: "why" }, `rejected: ${rejected}`);
+    const told = rejected?.startsWith("left out by ") ? rejected : `rejected: ${rejected}`;
+    const why = rejected === null ? null : el("span", { class: "why" }, told);
     const name = el("td", { class: "text" }, String(id), why);
     const texts = [share === null ? NOTHING : percent(100 * share), number(loss), number(norm)];
     const cells = texts.map((text) => el("td", {}, text));
@@ -47,15 +46,16 @@
       return;
     }
     const what = kind(of, i);
-    const rejected = rejections(of.cohorts[i]);
     const head = el("div", { class: "head" }, el("h3", { id: "panel-title" }, `Round ${of.rounds[i]}`), flag(what));
     const list = el("dl");
     for (const [name, value, small] of [...figures(of, i), ...factors(of, i)]) {
       list.append(el("dt", {}, name), el("dd", {}, small ? el("small", {}, `${small}  `) : null, value));
     }
     const cohort = table(["Client", "Weight", "Loss", "Norm"], of.cohorts[i].map(member), [0]);
-    const title = `Cohort: ${plural(of.cohorts[i].length, "client")}${rejected ? `, ${rejected} rejected` : ""}`;
-    panel.replaceChildren(head, el("p", { class: `words ${what}` }, words(of, i)), list, el("h4", {}, title), cohort);
+    const [size, rejected, listed] = [of.sizes[i], of.rejections[i], of.cohorts[i].length];
+    const parts = [rejected ? `, ${rejected} rejected` : "", listed < size ? `, ${listed} listed` : ""];
+    const title = el("h4", {}, `Cohort: ${plural(size, "client")}${parts.join("")}`);
+    panel.replaceChildren(head, el("p", { class: `words ${named(what)}` }, words(of, i)), list, title, cohort);
   }
 
   function drawTable() {
@@ -64,7 +64,7 @@
     const heads = ["Round", "Verdict", "Accuracy", "Test loss", "Training loss", "GSI", "Usual GSI", "Mean factor"];
     const rows = of.rounds.map((round, i) => {
       const numbers = [of.test_loss[i], of.train_loss[i], of.gsi[i], of.usual[i]].map(number);
-      const counts = [of.cohorts[i].length, rejections(of.cohorts[i])].map(String);
+      const counts = [of.sizes[i], of.rejections[i]].map(String);
       const verdict = el("td", { class: "text" }, flag(kind(of, i)));
       return [String(round), verdict, percent(of.accuracy[i]), ...numbers, factor(of.factor?.mean[i]), ...counts];
     });

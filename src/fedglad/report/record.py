@@ -47,15 +47,13 @@ def clean(raw: Any) -> tuple[dict[str, Any], list[str]] | None:
     if status not in ("stepped", "skipped"):
         bad.append("status")
         status = "unknown"
-    record: dict[str, Any] = {
-        "round": t,
-        "status": status,
-        "reason": text(found["reason"]) if isinstance(found.get("reason"), str) else None,
-    }
+    reason = found.get("reason")
+    if not isinstance(reason, str | None):
+        bad.append("reason")
+        reason = None
+    record: dict[str, Any] = {"round": t, "status": status, "reason": reason and text(reason)}
     for name, (low, high) in NUMBERS.items():
-        record[name] = number(found.get(name), low, high)
-        if record[name] is None and found.get(name) is not None:
-            bad.append(name)
+        record[name] = _told(found.get(name), low, high, bad, name)
     record["clients"] = _clients(found.get("clients", []), bad)
     record["groups"] = _groups(found.get("groups", {}), bad)
     record["seconds"] = _seconds(found.get("seconds", {}), bad)
@@ -75,12 +73,25 @@ def number(value: Any, low: float = -LARGEST, high: float = LARGEST) -> float | 
     return float(value) if low <= value <= high else None
 
 
+def by_design(reason: str | None) -> bool:
+    """Whether a filter or a weighting left this update out: nothing is wrong with it."""
+    return reason is not None and reason.startswith("left out by ")
+
+
 def text(value: str, limit: int = 200) -> str:
     """What can be shown: no half of a surrogate pair, no control characters, not endless."""
     if value.isascii() and value.isprintable() and len(value) <= limit:
         return value
     whole = _CONTROL.sub("�", value[: limit + 1].encode("utf-8", "replace").decode("utf-8"))
     return whole if len(whole) <= limit else f"{whole[: limit - 1]}…"
+
+
+def _told(value: Any, low: float, high: float, bad: list[str], field: str) -> float | None:
+    """The number; what is there and is none makes the field a bad one."""
+    found = number(value, low, high)
+    if found is None and value is not None:
+        bad.append(field)
+    return found
 
 
 def _clients(raw: Any, bad: list[str]) -> list[dict[str, Any]]:
@@ -95,9 +106,10 @@ def _clients(raw: Any, bad: list[str]) -> list[dict[str, Any]]:
         one = cast(dict[str, Any], item)
         client: dict[str, Any] = {"id": _id(one.get("id"))}
         for name, low in (("weight", 0.0), ("loss", -LARGEST), ("sq_norm", 0.0)):
-            client[name] = number(one.get(name), low)
+            client[name] = _told(one.get(name), low, LARGEST, bad, "clients")
         if (why := one.get("rejected")) is not None:
             client["rejected"] = text(why) if isinstance(why, str) else "the reason is damaged"
+            bad += [] if isinstance(why, str) else ["clients"]
         if client["id"] is None and one.get("id") is not None:
             bad.append("clients")
         found.append(client)
@@ -123,7 +135,9 @@ def _groups(raw: Any, bad: list[str]) -> dict[str, dict[str, float | None]]:
         if scale is None:
             bad.append("groups")
             continue
-        gsi, baseline = (number(group.get(key), 1e-9, 1e9) for key in ("gsi", "baseline"))
+        gsi, baseline = (
+            _told(group.get(key), 1e-9, 1e9, bad, "groups") for key in ("gsi", "baseline")
+        )
         found[text(name)] = {"gsi": gsi, "baseline": baseline, "scale": scale}
     return found
 
@@ -133,5 +147,5 @@ def _seconds(raw: Any, bad: list[str]) -> dict[str, float]:
         bad.append("seconds")
         return {}
     told = cast(dict[str, Any], raw)
-    found = {text(name): number(value, 0.0) for name, value in told.items()}
+    found = {text(name): _told(value, 0.0, LARGEST, bad, "seconds") for name, value in told.items()}
     return {name: value for name, value in found.items() if value is not None}

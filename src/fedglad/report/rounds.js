@@ -43,7 +43,7 @@
   function flagLines(of) {
     const data = of.rounds.flatMap((round, i) => {
       const what = kind(of, i);
-      if (what === "usual") return [];
+      if (what === "usual" || what === "not judged") return [];
       const style = what === "skipped" ? { color: colour("faint"), type: "dotted", opacity: 0.9 }
         : { color: colour(what), type: "solid", opacity: of.rounds.length > 200 ? 0.2 : 0.3 };
       return [{ xAxis: round, lineStyle: { ...style, width: 1 } }];
@@ -117,16 +117,18 @@
     return rows.filter(([, value]) => value !== NOTHING);
   }
 
-  function names(cohort, most = 8) {
-    const shown = cohort.slice(0, most).map(([id]) => String(id)).join(", ");
-    return cohort.length > most ? `${shown} and ${cohort.length - most} more` : shown || "nobody";
+  /** The first of a cohort, which may be listed in part only. */
+  function names(cohort, size, most = 8) {
+    const shown = cohort.slice(0, most).map(([id]) => String(id));
+    const more = size - shown.length;
+    return more ? `${shown.join(", ")} and ${more} more` : shown.join(", ") || "nobody";
   }
 
   function roundTip(event, i) {
     const of = run();
     const what = kind(of, i);
     const rows = figures(of, i).filter(([name]) => !/filter|similarity/.test(name));
-    rows.push(["Cohort", names(of.cohorts[i])]);
+    rows.push(["Cohort", names(of.cohorts[i], of.sizes[i])]);
     tip(event, `Round ${of.rounds[i]}`, rows, what === "usual" ? null : flag(what));
   }
 

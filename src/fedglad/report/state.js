@@ -13,7 +13,8 @@
     },
     outlier: {
       symbol: "diamond",
-      words: "The updates disagreed more than usual: some clients are unlike the others, by their data or by a fault.",
+      words: "The updates disagreed more than usual: some clients may be unlike the others, by their data or by a "
+        + "fault. Often it is chance.",
     },
   };
   const METRICS = {
@@ -36,8 +37,13 @@
   const run = () => report.payload.runs[state.run];
   const place = () => run().rounds.indexOf(state.round);
   const flagged = (of, i) => Object.hasOwn(FLAGS, of.alarm[i]);
-  const kind = (of, i) => (of.status[i] === "skipped" ? "skipped" : flagged(of, i) ? of.alarm[i] : "usual");
   const distrusted = (of) => of.rounds.map((_, i) => i).filter((i) => flagged(of, i));
+
+  function kind(of, i) {
+    if (of.status[i] === "skipped") return "skipped";
+    if (flagged(of, i)) return of.alarm[i];
+    return of.gsi[i] === null || of.usual[i] === null ? "not judged" : "usual";
+  }
 
   /** What to look at first: the distrusted round that is furthest from usual; of a live run, the last. */
   function opening() {

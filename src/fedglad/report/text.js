@@ -12,7 +12,8 @@ window.fedgladReport = {};
   const percent = (x) => (missing(x) ? NOTHING : `${x.toFixed(1)} %`);
   const factor = (x) => (missing(x) ? NOTHING : x.toFixed(2));
   const plural = (n, one) => `${new Intl.NumberFormat("en").format(n)} ${one}${n === 1 ? "" : "s"}`;
-  const flag = (kind) => el("span", { class: `flag ${kind}` }, kind);
+  const named = (kind) => kind.replaceAll(" ", "-"); // a class of the style sheet
+  const flag = (kind) => el("span", { class: `flag ${named(kind)}` }, kind);
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
   function number(x) {
@@ -78,6 +79,6 @@ window.fedgladReport = {};
   }
 
   Object.assign(window.fedgladReport, {
-    NOTHING, $, missing, has, percent, factor, plural, flag, colour, number, set, el, stroke, table, tip,
+    NOTHING, $, missing, has, percent, factor, plural, named, flag, colour, number, set, el, stroke, table, tip,
   });
 })();

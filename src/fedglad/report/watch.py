@@ -19,7 +19,6 @@ TRIED = 20  # ports from the first on
 
 _HOST = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?", re.IGNORECASE)
 _HEADERS = {
-    "Content-Security-Policy": f"{page.policy(live=True)}; frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
@@ -149,6 +148,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status: HTTPStatus, kind: str, body: bytes | None, tag: str = "") -> None:
         self.send_response(status)
+        allowed = f"{page.policy(live=True)}; frame-ancestors 'none'"
+        self.send_header("Content-Security-Policy", allowed)
         for name, value in _HEADERS.items():
             self.send_header(name, value)
         if tag:

@@ -81,8 +81,5 @@ def _save(figure: Any, path: Path, format: str) -> None:
         "svg": {"Date": None, "Creator": None},
         "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
     }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format=format, dpi=DPI, metadata=without_time[format])
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error.strerror or error}") from None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format=format, dpi=DPI, metadata=without_time[format])

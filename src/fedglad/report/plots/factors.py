@@ -33,17 +33,19 @@ def draw(run: Run) -> Any:
     tables = {key: _table(run["rounds"], heat[key]) for key in maps}
     reach = _reach(np.concatenate([table.ravel() for table in tables.values()]))
     titles = {"scale": "factor s of the step", "ratio": "GSI/B, before the bounds"}
-    first, last = min(run["rounds"]), max(run["rounds"])
+    edges = _edges(run["rounds"])
     image: Any = None
     for axes, (key, table) in zip(column, tables.items(), strict=True):
-        image = axes.imshow(
+        image = axes.pcolormesh(
+            edges,
+            np.arange(len(names) + 1) - 0.5,
             table,
             cmap=_colours(),
             vmin=1 - reach,
             vmax=1 + reach,
-            aspect="auto",
-            extent=(first - 0.5, last + 0.5, len(names) - 0.5, -0.5),
+            rasterized=True,  # as paths, the cells of a large model make huge files
         )
+        axes.invert_yaxis()
         axes.set_title(titles[key], loc="left", pad=6)
         step = _step(len(names), height)
         axes.set_yticks(range(0, len(names), step), names[::step])
@@ -78,12 +80,18 @@ def _group_names(names: Sequence[str]) -> list[str]:
     return [short(name, TICK) for name in names]
 
 
+def _edges(rounds: Sequence[int]) -> np.ndarray:
+    """Where the columns begin and end: one a round, and one a gap, however many rounds it has."""
+    middle = np.array(rounds)
+    return np.unique([middle - 0.5, middle + 0.5])
+
+
 def _table(rounds: Sequence[int], rows: Sequence[Sequence[float | None]]) -> np.ndarray:
-    """Groups × all rounds from the first to the last, NaN where there is no number."""
-    first = min(rounds)
-    table = np.full((len(rows), max(rounds) - first + 1), np.nan)
+    """Groups × the spans between `_edges`, NaN where there is no number."""
+    edges = _edges(rounds)
+    table = np.full((len(rows), len(edges) - 1), np.nan)
     values = np.array([[np.nan if v is None else v for v in row] for row in rows])
-    table[:, np.array(rounds) - first] = values
+    table[:, np.searchsorted(edges, np.array(rounds) - 0.5)] = values
     return table
 
 

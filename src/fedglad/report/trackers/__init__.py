@@ -4,6 +4,7 @@
 which alone imports it. Nothing goes over the network.
 """
 
+import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -105,6 +106,8 @@ class Tracking:
         if self.writer is not None:
             return self.writer
         self.out.mkdir(parents=True, exist_ok=True)
+        # A tracker that cannot write there would go elsewhere, or try again for minutes.
+        tempfile.TemporaryFile(dir=self.out).close()
         story = self.source.story
         made: Writer = self._writer_class(
             self.out,

@@ -1,11 +1,14 @@
 """The names under which a run's numbers go into every tracker."""
 
-import math
 import re
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
+
+from fedglad.report.groups import written
+from fedglad.report.record import number
+from fedglad.settings import flat
 
 NAMES = {
     "test/accuracy": "accuracy on the test set, 0 to 1; in the rounds that were tested",
@@ -105,25 +108,17 @@ def summary_scalars(summary: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of summary.json."""
     names = Names()
     return {
-        names("summary", key): float(value)
-        for key, value in summary.items()
-        if isinstance(value, int | float) and math.isfinite(value)
+        names("summary", key): value
+        for key, raw in summary.items()
+        if (value := number(raw)) is not None
     }
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, str | float | bool]:
-    """config.toml as {"server.lr": 1.0}; what is no plain value, a list, is written out."""
+    """config.toml as {"server.lr": 1.0}; a list, or a table inside a section, is written out."""
     names = Names()
-    flat: dict[str, str | float | bool] = {}
-    for key, value in _flat(config):
-        plain = isinstance(value, str | int | float | bool)
-        flat[names("", key).removeprefix("/")] = value if plain else str(value)
-    return flat
-
-
-def _flat(config: Mapping[str, Any], before: str = "") -> Generator[tuple[str, Any]]:
-    for key, value in config.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", value
+    told: dict[str, str | float | bool] = {}
+    for key, value in flat(config).items():
+        plain = isinstance(value, str | bool) or number(value) is not None
+        told[names("", key).removeprefix("/")] = value if plain else written(value)
+    return told

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedglad.report.figures import alarms
 from fedglad.report.folder import Reader, ReportError, Story
+from fedglad.report.groups import settings
 from fedglad.report.trackers.names import Names, Row, scalars
 
 
@@ -69,5 +70,8 @@ def _id(story: Story) -> str:
     if not story.rounds:
         return ""
     opening: dict[str, Any] = {k: v for k, v in story.rounds[0].items() if k != "seconds"}
-    text = json.dumps([story.config, opening], sort_keys=True, default=str)
+    try:
+        text = json.dumps([story.config, opening], sort_keys=True, default=str)
+    except (ValueError, RecursionError):  # a number too long, a table too deep
+        text = json.dumps([settings(story.config), opening], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
