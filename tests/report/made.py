@@ -1,6 +1,7 @@
 """Run folders made by hand, for the report's tests."""
 
 import json
+import signal
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -87,3 +88,8 @@ def write(
 
 def rounds(accuracies: Iterable[float | None], **changes: Any) -> list[dict[str, Any]]:
     return [record(t, test_accuracy=found, **changes) for t, found in enumerate(accuracies)]
+
+
+def hear_ctrl_c() -> None:
+    """In a child: what runs in a shell's background ignores Ctrl-C, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

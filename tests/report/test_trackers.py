@@ -357,6 +357,7 @@ def test_the_command_follows_a_real_run_until_it_ends_or_ctrl_c(to: str, tmp_pat
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=made.hear_ctrl_c,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("Following the runs")

@@ -21,7 +21,7 @@ import pytest
 
 from fedglad.report import watch
 from fedglad.report.folder import ReportError
-from tests.report.made import changed, record, write
+from tests.report.made import changed, hear_ctrl_c, record, write
 
 
 @contextmanager
@@ -271,6 +271,7 @@ def watching(
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+        preexec_fn=hear_ctrl_c,
     )
     assert process.stdout
     assert process.stderr
