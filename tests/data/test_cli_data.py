@@ -175,7 +175,13 @@ def test_ctrl_c_says_how_to_go_on(server: Server, cache: Path):
     server.hold = 100_000
     args = child(CLI, server.address, "data", "get", "tiny")
     with subprocess.Popen(
-        args, env=environment(cache), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        args,
+        env=environment(cache),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # In a shell's background Ctrl-C is ignored, and a child would inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         part = cache / "tiny" / "part" / f"{NAME}.part"
         until(lambda: part.exists() and part.stat().st_size == 100_000)
