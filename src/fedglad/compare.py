@@ -22,7 +22,9 @@ from fedglad.settings import (
     flat,
     labels_of,
     place,
+    repetitions,
     unpaired,
+    usual_baseline,
 )
 
 METRIC, FINAL = "last10_accuracy", "final_accuracy"
@@ -123,25 +125,16 @@ def compare(
     """Compares finished runs, given as run folders or as folders of run folders.
 
     Groups come in the order in which they are met. The baseline is the one whose label is, or has
-    as a part, `baseline`; by default the only one with adapter.name=none, else the first.
+    as a part, `baseline`; by default the first with adapter.name=none, else the first.
     """
     entries, notes = _read(list(dict.fromkeys(p for path in paths for p in _expand(Path(path)))))
-    cells: dict[str, dict[Seed, Entry]] = {}
-    for entry in entries:
-        cell = cells.setdefault(entry.key, {})
-        if entry.seed in cell:
-            first = cell[entry.seed].folder
-            notes.append(f"{entry.folder} is left out: the same configuration as {first}")
-        else:
-            cell[entry.seed] = entry
-    parts = [dict(sorted(cell.items(), key=_order)) for cell in cells.values()]
+    parts, twice = repetitions((entry.key, entry.seed, entry) for entry in entries)
+    for first, again in twice:
+        notes.append(f"{again.folder} is left out: the same configuration as {first.folder}")
     settings = [next(iter(cell.values())).settings for cell in parts]
     configs = differing(settings)
     labels = labels_of(configs)
-    plain = [k for k, found in enumerate(settings) if found.get("adapter.name") == "none"]
-    base = plain[0] if len(plain) == 1 else 0
-    if baseline:
-        base = place(labels, configs, baseline)
+    base = place(labels, configs, baseline) if baseline else usual_baseline(settings)
     groups: list[Group] = []
     lengths: dict[Any, None] = {}
     for k in sorted(range(len(parts)), key=lambda k: k != base):
@@ -294,10 +287,6 @@ def _difference(cell: Mapping[Seed, Entry], base: Mapping[Seed, Entry], metric: 
     common = [seed for seed in cell if seed in base]
     values = [cell[seed].value(metric) - base[seed].value(metric) for seed in common]
     return Difference([_named(s) for s in common], values, fmean(values), interval(values))
-
-
-def _order(repetition: tuple[Seed, Entry]) -> list[Any]:  # by seed
-    return [(type(value).__name__, value) for value in repetition[0]]
 
 
 def _named(seed: Seed) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from fedglad.adapters import Adapter, Groups
 from fedglad.config import REGISTRIES, load
 from fedglad.layout import split
 from fedglad.records import Round, Statistics
-from fedglad.runs import Run
+from fedglad.runs import parse
 from fedglad.sums import weights_of
 
 SAMPLES = 10**6  # up to so many of the first client, ratios of numbers of samples are found again
@@ -105,12 +105,11 @@ def read(folder: str | PathLike[str], *, population: int | None = None) -> Recor
             "did, the last digits of a factor may differ"
         )
     try:
-        text = (folder / "rounds.jsonl").read_bytes()
-        found = Run(folder).rounds()
+        text = (folder / "rounds.jsonl").read_text("utf-8", errors="replace")
     except OSError as error:
         raise ReplayError(f"{folder}/rounds.jsonl cannot be read: {error.strerror}") from None
-    lines = len(text.decode("utf-8", errors="replace").splitlines())
-    if len(found) + 1 == lines and not text.endswith(b"\n"):
+    found, lines = parse(text), len(text.splitlines())
+    if len(found) + 1 == lines and not text.endswith("\n"):
         notes.append(f"the last line of rounds.jsonl is cut off: {len(found)} rounds are there")
     elif len(found) < lines:
         raise ReplayError(

@@ -90,15 +90,7 @@ class Run:
     def rounds(self) -> list[dict[str, Any]]:
         """The rounds recorded so far; a line cut off by a crash is left out."""
         path = self.folder / "rounds.jsonl"
-        if not path.is_file():
-            return []
-        found: list[dict[str, Any]] = []
-        for line in path.read_text("utf-8", errors="replace").splitlines():
-            try:
-                found.append(json.loads(line))
-            except (ValueError, RecursionError):  # also a number too long, or lists too deep
-                break
-        return found
+        return parse(path.read_text("utf-8", errors="replace")) if path.is_file() else []
 
     def clear(self) -> None:
         """Removes what a run writes, and nothing else; the log, which may be locked, is emptied."""
@@ -108,6 +100,17 @@ class Run:
             (self.folder / name).unlink(missing_ok=True)
         for name in ("checkpoints", "memories"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
+
+
+def parse(lines: str) -> list[dict[str, Any]]:
+    """The rounds of rounds.jsonl up to the first line that is none."""
+    found: list[dict[str, Any]] = []
+    for line in lines.splitlines():
+        try:
+            found.append(json.loads(line))
+        except (ValueError, RecursionError):  # also a number too long, or lists too deep
+            break
+    return found
 
 
 def execute(

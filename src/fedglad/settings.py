@@ -1,8 +1,8 @@
 """Settings of runs side by side: dotted keys, in which they differ, labels, what can be paired."""
 
 import json
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from fedglad.config import ConfigError, find
 
@@ -13,6 +13,7 @@ KEYS = 4  # in a label, if so many tell the groups apart
 CONTROL = "control"  # among settings: they are those of the rule that the run is a control of
 
 Seed = tuple[Any, ...]
+T = TypeVar("T")
 
 
 class CompareError(ValueError):
@@ -54,6 +55,27 @@ def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def repetitions(
+    runs: Iterable[tuple[str, Seed, T]],
+) -> tuple[list[dict[Seed, T]], list[tuple[T, T]]]:
+    """Runs of the same key together, by seed; and those met before, each after the first of them.
+
+    >>> repetitions([("a", (2,), "x"), ("a", (1,), "y"), ("b", (1,), "z"), ("a", (2,), "u")])
+    ([{(1,): 'y', (2,): 'x'}, {(1,): 'z'}], [('x', 'u')])
+    """
+    groups: dict[str, dict[Seed, T]] = {}
+    twice: list[tuple[T, T]] = []
+    for key, seed, run in runs:
+        first = groups.setdefault(key, {}).setdefault(seed, run)
+        if first is not run:
+            twice.append((first, run))
+    return [dict(sorted(group.items(), key=_order)) for group in groups.values()], twice
+
+
+def _order(repetition: tuple[Seed, Any]) -> list[Any]:
+    return [(type(value).__name__, value) for value in repetition[0]]
+
+
 def differing(all_settings: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Of each, the keys in which it differs; in a section, from those with the same name.
 
@@ -91,6 +113,13 @@ def labels_of(configs: list[dict[str, Any]]) -> list[str]:
         return text(configs[k], keys)
 
     return [shortest(k) or "all runs" for k in range(len(configs))]
+
+
+def usual_baseline(groups: Sequence[Mapping[str, Any] | None]) -> int:
+    """The first without an adapter, else the first whose settings are known."""
+    plain = [k for k, own in enumerate(groups) if own and own.get("adapter.name") == "none"]
+    known = [k for k, own in enumerate(groups) if own is not None]
+    return next(iter(plain or known), 0)
 
 
 def place(labels: list[str], configs: list[dict[str, Any]], text: str) -> int:

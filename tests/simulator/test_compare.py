@@ -434,14 +434,17 @@ def test_skipped_rounds_are_noted(finished: Any):
     assert compare([folder]).notes == [f"{folder}: 1 of 1 rounds were skipped: bad"]
 
 
-def test_the_baseline_is_the_only_one_without_an_adapter_else_the_first(finished: Any):
+def test_the_baseline_is_the_first_without_an_adapter_else_the_first(finished: Any):
     glad, none = finished(0.5), finished(0.6, adapter__name="none")
     found = compare([glad, none])
     assert found.baseline == "adapter.name=none"
     assert [group.label for group in found.groups] == ["adapter.name=none", "adapter.name=glad"]
     assert compare([glad, none], baseline="glad").baseline == "adapter.name=glad"
     adam = finished(0.7, adapter__name="none", server__name="adam")
-    assert compare([glad, none, adam]).baseline == "adapter.name=glad server.name=sgd"
+    assert compare([glad, none, adam]).baseline == "adapter.name=none server.name=sgd"
+    assert compare([glad, adam, none]).baseline == "adapter.name=none server.name=adam"
+    pooled = finished(0.8, adapter__name="pooled")
+    assert compare([pooled, glad]).baseline == "adapter.name=pooled"
 
 
 def test_a_label_is_what_the_command_line_takes():

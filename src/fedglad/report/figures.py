@@ -81,6 +81,7 @@ def run(story: Story, *, share: int = 1) -> Run:
         "seed": "",
         "group": 0,
         "finished": story.finished,
+        "summed": story.summary is not None,
         "rounds_planned": story.planned,
         "config": settings(story.config),
         "rounds": [found["round"] + 1 for found in rounds],

@@ -22,8 +22,10 @@ from fedglad.settings import (
     label,
     labels_of,
     place,
+    repetitions,
     shown,
     unpaired,
+    usual_baseline,
 )
 
 
@@ -56,24 +58,18 @@ def group(stories: Sequence[Story], baseline: str | None = None) -> Grouping:
 
     The baseline is found as by `compare`; one group alone has none.
     """
-    cells: dict[str, dict[Seed, int]] = {}
-    entries: dict[int, Entry] = {}
-    kept: list[Story] = []
-    notes: list[str] = []
-    for story in stories:
-        entry = _entry(story) if story.config else None
-        cell = cells.setdefault(entry.key if entry else f"#{len(kept)}", {})
-        seed = entry.seed if entry else ()
-        if seed in cell:
-            first = kept[cell[seed]].folder
-            notes.append(f"{story.folder} is left out: the same configuration as {first}")
-            continue
-        cell[seed] = len(kept)
-        entries |= {len(kept): entry} if entry else {}
-        kept.append(story)
-    parts = [dict(sorted(cell.items(), key=_order)) for cell in cells.values()]
-    labels, configs = _named(parts, entries, kept)
+    entries = {k: _entry(story) for k, story in enumerate(stories) if story.config}
+    keys = {k: (entry.key, entry.seed) for k, entry in entries.items()}
+    runs = ((*keys.get(k, (f"#{k}", ())), k) for k in range(len(stories)))
+    parts, twice = repetitions(runs)
+    notes = [
+        f"{stories[again].folder} is left out: the same configuration as {stories[first].folder}"
+        for first, again in twice
+    ]
+    labels, configs = _named(parts, entries, stories)
     base = _base(parts, entries, labels, configs, baseline)
+    kept = sorted(k for part in parts for k in part.values())
+    number = {k: n for n, k in enumerate(kept)}
     groups: list[Group] = []
     for k in sorted(range(len(parts)), key=lambda k: k != base):
         reason = "" if k == base else _why_unpaired(parts[base], parts[k], entries)
@@ -82,14 +78,14 @@ def group(stories: Sequence[Story], baseline: str | None = None) -> Grouping:
         groups.append(
             Group(
                 label=labels[k],
-                members=parts[k],
+                members={seed: number[run] for seed, run in parts[k].items()},
                 baseline=k == base and len(parts) > 1,
                 unpaired=reason,
             )
         )
     names = _seed_names(entries)
-    seeds = [_seed(entries.get(k), names) for k in range(len(kept))]
-    return Grouping(stories=kept, groups=groups, seeds=seeds, notes=notes)
+    seeds = [_seed(entries.get(k), names) for k in kept]
+    return Grouping(stories=[stories[k] for k in kept], groups=groups, seeds=seeds, notes=notes)
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, str]:
@@ -169,9 +165,7 @@ def _base(
         except CompareError as error:
             raise ReportError(str(error)) from None
     first = [entries.get(next(iter(part.values()))) for part in parts]
-    plain = [k for k, e in enumerate(first) if e and e.settings.get("adapter.name") == "none"]
-    known = [k for k, entry in enumerate(first) if entry]
-    return plain[0] if plain else known[0] if known else 0
+    return usual_baseline([entry and entry.settings for entry in first])
 
 
 def _why_unpaired(
@@ -206,10 +200,6 @@ def _seed(entry: Entry | None, names: list[str]) -> str:
 def _seed_value(raw: Any) -> int | str | None:
     whole = isinstance(raw, int) and not isinstance(raw, bool) and abs(raw) < 2**64
     return raw if raw is None or whole else text(written(raw), 40)
-
-
-def _order(repetition: tuple[Seed, int]) -> list[Any]:
-    return [(type(value).__name__, value) for value in repetition[0]]
 
 
 def _word(raw: Any) -> str:

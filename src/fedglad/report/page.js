@@ -205,9 +205,9 @@
       setTimeout(poll, Math.max(wait, 5000));
       return;
     }
-    // The summary comes after the last round: a finished run may still have news.
+    // The summary comes after the last round, and may take its time: until then there may be news.
     const { runs } = report.payload;
-    if (fresh || !runs.length || runs.some((of) => !of.finished)) setTimeout(poll, wait);
+    if (fresh || !runs.length || runs.some((of) => !of.summed)) setTimeout(poll, wait);
     if (fresh) update(fresh);
     sayState();
   }

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedglad.report.trackers.names import NAMES, Row, settings, summary_scalars
+from fedglad.report.trackers.names import NAMES, Row, Start, settings, summary_scalars
 from fedglad.report.trackers.source import Source, TrackError
 
 __all__ = ["NAMES", "REGISTRY", "TrackError", "Tracking", "Writer", "follow", "track", "write"]
@@ -30,15 +30,7 @@ class Writer(Protocol):
     errors: tuple[type[Exception], ...]
     """What its library raises where it cannot write."""
 
-    def __init__(
-        self,
-        out: Path,
-        *,
-        name: str,
-        id: str,
-        started: float,
-        config: dict[str, str | float | bool],
-    ) -> None: ...
+    def __init__(self, start: Start) -> None: ...
 
     def write(self, rows: Sequence[Row]) -> None:
         """The next rounds, to the disk."""
@@ -109,13 +101,9 @@ class Tracking:
         # A tracker that cannot write there would go elsewhere, or try again for minutes.
         tempfile.TemporaryFile(dir=self.out).close()
         story = self.source.story
-        made: Writer = self._writer_class(
-            self.out,
-            name=story.name,
-            id=self.source.id,
-            started=self.source.started,
-            config=settings(story.config),
-        )
+        source = self.source
+        start = Start(self.out, story.name, source.id, source.started, settings(story.config))
+        made: Writer = self._writer_class(start)
         self.writer = made
         return made
 

@@ -6,11 +6,10 @@ import shlex
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from fedglad.report.trackers.names import Row
+from fedglad.report.trackers.names import Row, Start
 
 EXPERIMENT = "fedglad"
 MARK = "fedglad.id"
@@ -35,22 +34,14 @@ class MLflow:
     shown, needs = "MLflow", "mlflow"
     errors: ClassVar[tuple[type[Exception], ...]] = ()
 
-    def __init__(
-        self,
-        out: Path,
-        *,
-        name: str,
-        id: str,
-        started: float,
-        config: dict[str, str | float | bool],
-    ) -> None:
+    def __init__(self, start: Start) -> None:
         self._lib = self.load()
-        self._file, self._started = out / "mlflow.db", started
-        self._end = started
+        self._file = start.out / "mlflow.db"
+        self._started = self._end = start.started
         self._client: Any = self._lib.MlflowClient(
             tracking_uri=f"sqlite:///{self._file.absolute()}"
         )
-        self._run = self._find(out, name, id, config)
+        self._run = self._find(start)
         history = self._client.get_metric_history(self._run, LAST)
         self._seen = max((metric.step for metric in history), default=0)
 
@@ -90,20 +81,20 @@ class MLflow:
     def command(self) -> str:
         return f"mlflow ui --backend-store-uri {shlex.quote(f'sqlite:///{self._file}')}"
 
-    def _find(self, out: Path, name: str, id: str, config: dict[str, str | float | bool]) -> str:
+    def _find(self, start: Start) -> str:
         """The run in the database, made if it is not there."""
         found = self._client.get_experiment_by_name(EXPERIMENT)
         experiment = found.experiment_id if found else None
         if experiment is None:
-            files = (out.absolute() / "artifacts").as_uri()
+            files = (start.out.absolute() / "artifacts").as_uri()
             experiment = self._client.create_experiment(EXPERIMENT, artifact_location=files)
-        runs = self._client.search_runs([experiment], f"tags.`{MARK}` = '{id}'")
+        runs = self._client.search_runs([experiment], f"tags.`{MARK}` = '{start.id}'")
         if runs:
             return runs[0].info.run_id
-        tags, start = {MARK: id}, _ms(self._started)
-        made = self._client.create_run(experiment, start_time=start, tags=tags, run_name=name)
+        tags, began = {MARK: start.id}, _ms(start.started)
+        made = self._client.create_run(experiment, began, tags, run_name=start.name)
         run = made.info.run_id
-        params = [self._lib.Param(key, str(value)[:LONGEST]) for key, value in config.items()]
+        params = [self._lib.Param(key, str(value)[:LONGEST]) for key, value in start.config.items()]
         for k in range(0, len(params), PARAMS):
             self._client.log_batch(run, params=params[k : k + PARAMS])
         return run

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -43,6 +44,17 @@ class Row:
     step: int  # rounds are counted from 1
     seconds: float  # since the run began, by its own clock
     scalars: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a tracker hears first."""
+
+    out: Path  # the folder of its files, which is there
+    name: str  # of the run
+    id: str  # the same for the same run
+    started: float  # seconds since 1970
+    config: dict[str, str | float | bool]
 
 
 class Names:

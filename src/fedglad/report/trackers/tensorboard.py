@@ -3,11 +3,10 @@
 import shlex
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from fedglad.report.trackers.names import Row
+from fedglad.report.trackers.names import Row, Start
 
 
 class TensorBoard:
@@ -19,26 +18,20 @@ class TensorBoard:
     shown, needs = "TensorBoard", "tensorboard"
     errors: ClassVar[tuple[type[Exception], ...]] = ()
 
-    def __init__(
-        self,
-        out: Path,
-        *,
-        name: str,
-        id: str,
-        started: float,
-        config: dict[str, str | float | bool],
-    ) -> None:
-        self._out, self._started, self._last = out, started, started
+    def __init__(self, start: Start) -> None:
+        self._out = start.out
+        self._started = self._last = start.started
         self._lib = self.load()
-        mark = f".fedglad-{id}"
-        folder = out / name
+        mark = f".fedglad-{start.id}"
+        folder = start.out / start.name
         events = [path.name for path in folder.glob("events.out.tfevents.*")]
         if any(not name.endswith(mark) for name in events):  # another run of that name
-            folder = out / f"{name}-{id}"
+            folder = start.out / f"{start.name}-{start.id}"
         for old in folder.glob(f"events.out.tfevents.*{mark}"):
             old.unlink()
         self._writer = self._lib.writer(str(folder), filename_suffix=mark)
-        self._add(self._lib.hparams(config, trial_id=id, start_time_secs=started), 0, started)
+        told = self._lib.hparams(start.config, trial_id=start.id, start_time_secs=start.started)
+        self._add(told, 0, start.started)
 
     @staticmethod
     def load() -> Any:

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fedglad.report.trackers.names import Row
+from fedglad.report.trackers.names import Row, Start
 
 PROJECT = "fedglad"
 QUIET = {
@@ -30,17 +30,9 @@ class Wandb:
     _alone: ClassVar[bool] = False  # nobody else in this process uses the library
     _open: ClassVar[int] = 0
 
-    def __init__(
-        self,
-        out: Path,
-        *,
-        name: str,
-        id: str,
-        started: float,
-        config: dict[str, str | float | bool],
-    ) -> None:
+    def __init__(self, start: Start) -> None:
         wandb = self.load()
-        for old in (out / "wandb").glob(f"offline-run-*-{id}"):
+        for old in (start.out / "wandb").glob(f"offline-run-*-{start.id}"):
             shutil.rmtree(old)
         settings = wandb.Settings(
             mode="offline",
@@ -58,10 +50,10 @@ class Wandb:
         )
         self._run: Any = wandb.init(
             project=PROJECT,
-            name=name,
-            id=id,
-            dir=str(out),
-            config=config,
+            name=start.name,
+            id=start.id,
+            dir=str(start.out),
+            config=start.config,
             reinit="create_new",
             settings=settings,
         )
