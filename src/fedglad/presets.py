@@ -15,6 +15,15 @@ class Preset:
     """The tuned rate of each server optimizer, by data.alpha; the first is for all others."""
 
 
+IMAGES: Mapping[str, Any] = {
+    "optimizer": "sgdm",
+    "batch_size": 64,
+    "epochs": 5,
+    "drop_last": True,
+    "clip_norm": 1.0,
+}
+"""How the paper trains on images; the rate depends on the data set."""
+
 DISTILBERT: Mapping[str, Any] = {
     "optimizer": "adamw",
     "batch_size": 32,
@@ -36,7 +45,24 @@ BILSTM: Mapping[str, Any] = {
 }
 """How the paper trains the BiLSTM."""
 
-COHORT: Mapping[str, Any] = {"clients_per_round": 10}
+
+def _shared(
+    rounds: int,
+    data: Mapping[str, Any],
+    model: Mapping[str, Any],
+    client: Mapping[str, Any],
+    **more: Any,
+) -> dict[str, Any]:
+    """The paper's federation: 100 clients with data of α = 0.1, of which ten train in a round."""
+    return {
+        "rounds": rounds,
+        "data": {"clients": 100, "alpha": 0.1, **data},
+        "model": model,
+        "client": client,
+        "sampler": {"clients_per_round": 10},
+        **more,
+    }
+
 
 PRESETS = {
     "digits": Preset(
@@ -62,20 +88,7 @@ PRESETS = {
     # The recipe of FedGLAD's paper: its appendix, and what its authors' code does.
     "mnist": Preset(
         "MNIST as in the paper: 100 clients of 600 images, mostly one digit each; CNN; 15 minutes",
-        {
-            "rounds": 50,
-            "data": {"name": "mnist", "clients": 100, "alpha": 0.1},
-            "model": {"name": "cnn"},
-            "client": {
-                "optimizer": "sgdm",
-                "lr": 0.01,
-                "batch_size": 64,
-                "epochs": 5,
-                "drop_last": True,
-                "clip_norm": 1.0,
-            },
-            "sampler": {"clients_per_round": 10},
-        },
+        _shared(50, {"name": "mnist"}, {"name": "cnn"}, {**IMAGES, "lr": 0.01}),
         server_lr={
             "sgd": {0.1: 1.0, 1.0: 1.0},
             "momentum": {0.1: 0.5, 1.0: 0.5},
@@ -84,20 +97,7 @@ PRESETS = {
     ),
     "cifar10": Preset(
         "CIFAR-10 as in the paper: 100 clients of 500 images; ResNet-56; days on a few cores",
-        {
-            "rounds": 500,
-            "data": {"name": "cifar10", "clients": 100, "alpha": 0.1},
-            "model": {"name": "resnet56"},
-            "client": {
-                "optimizer": "sgdm",
-                "lr": 0.1,
-                "batch_size": 64,
-                "epochs": 5,
-                "drop_last": True,
-                "clip_norm": 1.0,
-            },
-            "sampler": {"clients_per_round": 10},
-        },
+        _shared(500, {"name": "cifar10"}, {"name": "resnet56"}, {**IMAGES, "lr": 0.1}),
         server_lr={
             "sgd": {0.1: 0.5, 1.0: 0.5},
             "momentum": {0.1: 0.2, 1.0: 0.1},
@@ -106,18 +106,12 @@ PRESETS = {
     ),
     "20news": Preset(
         "20 Newsgroups as in the paper: 100 clients of 113 texts; DistilBERT, from the hub",
-        {
-            "rounds": 100,
-            "data": {
-                "name": "20news",
-                "clients": 100,
-                "alpha": 0.1,
-                "tokenizer": "distilbert-base-uncased",
-            },
-            "model": {"name": "encoder", "source": "distilbert-base-uncased", "classes": 20},
-            "client": {**DISTILBERT, "lr": 5e-5},
-            "sampler": COHORT,
-        },
+        _shared(
+            100,
+            {"name": "20news", "tokenizer": "distilbert-base-uncased"},
+            {"name": "encoder", "source": "distilbert-base-uncased", "classes": 20},
+            {**DISTILBERT, "lr": 5e-5},
+        ),
         server_lr={
             "sgd": {0.1: 7.0, 1.0: 6.0},
             "momentum": {0.1: 2.0, 1.0: 2.0},
@@ -126,18 +120,12 @@ PRESETS = {
     ),
     "agnews": Preset(
         "AG News as in the paper: 100 clients of 1,200 texts; DistilBERT, from the hub",
-        {
-            "rounds": 100,
-            "data": {
-                "name": "agnews",
-                "clients": 100,
-                "alpha": 0.1,
-                "tokenizer": "distilbert-base-uncased",
-            },
-            "model": {"name": "encoder", "source": "distilbert-base-uncased", "classes": 4},
-            "client": {**DISTILBERT, "lr": 2e-5},
-            "sampler": COHORT,
-        },
+        _shared(
+            100,
+            {"name": "agnews", "tokenizer": "distilbert-base-uncased"},
+            {"name": "encoder", "source": "distilbert-base-uncased", "classes": 4},
+            {**DISTILBERT, "lr": 2e-5},
+        ),
         server_lr={
             "sgd": {0.1: 1.0, 1.0: 1.0},
             "momentum": {0.1: 0.5, 1.0: 0.5},
@@ -146,62 +134,57 @@ PRESETS = {
     ),
     "20news-bilstm": Preset(
         "20 Newsgroups as in the paper, with its BiLSTM over GloVe vectors of 300 numbers",
-        {
-            "rounds": 200,
-            "data": {"name": "20news", "clients": 100, "alpha": 0.1, "tokenizer": "words"},
-            "model": {"name": "bilstm", "data": "20news", "classes": 20},
-            "client": BILSTM,
-            "sampler": COHORT,
-            "adapter": {"gamma": 0.01},
-        },
+        _shared(
+            200,
+            {"name": "20news", "tokenizer": "words"},
+            {"name": "bilstm", "data": "20news", "classes": 20},
+            BILSTM,
+            adapter={"gamma": 0.01},
+        ),
         server_lr={"sgd": {0.1: 1.0}, "momentum": {0.1: 0.1}},
     ),
     "agnews-bilstm": Preset(
         "AG News as in the paper, with its BiLSTM over GloVe vectors of 300 numbers",
-        {
-            "rounds": 100,
-            "data": {"name": "agnews", "clients": 100, "alpha": 0.1, "tokenizer": "words"},
-            "model": {"name": "bilstm", "data": "agnews", "classes": 4},
-            "client": BILSTM,
-            "sampler": COHORT,
-        },
+        _shared(
+            100,
+            {"name": "agnews", "tokenizer": "words"},
+            {"name": "bilstm", "data": "agnews", "classes": 4},
+            BILSTM,
+        ),
         server_lr={"sgd": {0.1: 0.5}, "momentum": {0.1: 0.05}},
     ),
     # Not the paper's: what runs without a model hub, and without all of AG News.
     "20news-minilm": Preset(
         "20 Newsgroups with MiniLM, which installs as a package; padding left out",
-        {
-            "rounds": 100,
-            "data": {"name": "20news", "clients": 100, "alpha": 0.1, "tokenizer": "minilm"},
-            "model": {"name": "encoder", "source": "minilm", "classes": 20, "mask": True},
-            "client": {**DISTILBERT, "lr": 5e-4},
-            "sampler": COHORT,
-        },
+        _shared(
+            100,
+            {"name": "20news", "tokenizer": "minilm"},
+            {"name": "encoder", "source": "minilm", "classes": 20, "mask": True},
+            {**DISTILBERT, "lr": 5e-4},
+        ),
     ),
     "agnews-76k-minilm": Preset(
         "76,306 texts of AG News with MiniLM, which installs as a package; padding left out",
-        {
-            "rounds": 100,
-            "data": {"name": "agnews-76k", "clients": 100, "alpha": 0.1, "tokenizer": "minilm"},
-            "model": {"name": "encoder", "source": "minilm", "classes": 4, "mask": True},
-            "client": {**DISTILBERT, "lr": 5e-5},
-            "sampler": COHORT,
-        },
+        _shared(
+            100,
+            {"name": "agnews-76k", "tokenizer": "minilm"},
+            {"name": "encoder", "source": "minilm", "classes": 4, "mask": True},
+            {**DISTILBERT, "lr": 5e-5},
+        ),
     ),
     "agnews-76k-bilstm": Preset(
         "76,306 texts of AG News with the BiLSTM, over GloVe vectors of 100 numbers",
-        {
-            "rounds": 100,
-            "data": {"name": "agnews-76k", "clients": 100, "alpha": 0.1, "tokenizer": "words"},
-            "model": {
+        _shared(
+            100,
+            {"name": "agnews-76k", "tokenizer": "words"},
+            {
                 "name": "bilstm",
                 "vectors": "glove-6b-100d-341k",
                 "data": "agnews-76k",
                 "classes": 4,
             },
-            "client": BILSTM,
-            "sampler": COHORT,
-        },
+            BILSTM,
+        ),
         server_lr={"sgd": {0.1: 0.5}, "momentum": {0.1: 0.05}},
     ),
 }

@@ -184,6 +184,34 @@ class Sampler:
         return cyclic(t, pool.clients, share, self.cycle)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Choosing(Sampler):
+    """What samplers have in common that choose r of more candidates."""
+
+    candidates: Annotated[int, "at least r; 0: as many as `by_default` says"] = 0
+
+    own_weights: ClassVar[bool] = True
+    by_default: ClassVar[str] = "all"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.candidates and self.candidates < self.clients_per_round:
+            raise ValueError(
+                f"candidates={self.candidates} is less than clients_per_round="
+                f"{self.clients_per_round}: r are chosen of the candidates; raise it, or 0 for "
+                f"{self.by_default}"
+            )
+
+    def check(self, pool: Pool) -> None:
+        """Raises if there are fewer clients than candidates."""
+        super().check(pool)
+        if self.candidates > pool.clients:
+            raise ValueError(
+                f"candidates={self.candidates} is more than the {pool.clients} clients there are: "
+                "lower it or raise data.clients"
+            )
+
+
 REGISTRY = {
     "uniform": "fedglad.samplers.uniform:Uniform",
     "scripted": "fedglad.samplers.scripted:Scripted",

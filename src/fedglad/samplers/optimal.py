@@ -1,16 +1,16 @@
 """Many train, and the updates that matter most are kept."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 
 from fedglad import weights
-from fedglad.samplers import Ask, Cohort, Pool, Sampler, State
+from fedglad.samplers import Ask, Choosing, Cohort, Pool, State
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optimal(Sampler):
+class Optimal(Choosing):
     """Candidates drawn uniformly all train; of their updates about r are kept, by their norms.
 
     Which, and with what weights, is the weighting `optimal` (Chen et al. 2022,
@@ -22,16 +22,6 @@ class Optimal(Sampler):
 
     candidates: Annotated[int, "how many train, at least r; 0: all clients"] = 0
 
-    own_weights: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.candidates and self.candidates < self.clients_per_round:
-            raise ValueError(
-                f"candidates={self.candidates} is less than clients_per_round="
-                f"{self.clients_per_round}: r are kept of the candidates; raise it, or 0 for all"
-            )
-
     @property
     def weighting(self) -> Any:
         seed = self.seed if isinstance(self.seed, int) else 0
@@ -41,12 +31,3 @@ class Optimal(Sampler):
         count = min(self.candidates or pool.count, pool.count)
         drawn = rng.choice(pool.who, count, replace=False)
         return Cohort(tuple(drawn.tolist()))
-
-    def check(self, pool: Pool) -> None:
-        """Raises if there are fewer clients than candidates."""
-        super().check(pool)
-        if self.candidates > pool.clients:
-            raise ValueError(
-                f"candidates={self.candidates} is more than the {pool.clients} clients there are: "
-                "lower it or raise data.clients"
-            )

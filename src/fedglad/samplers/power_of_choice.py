@@ -5,11 +5,11 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from fedglad.samplers import Ask, Cohort, Pool, Sampler, State
+from fedglad.samplers import Ask, Choosing, Cohort, Pool, State
 
 
 @dataclass(frozen=True, kw_only=True)
-class PowerOfChoice(Sampler):
+class PowerOfChoice(Choosing):
     """d candidates by n_k/n without replacement, of these the r with the highest loss at θ.
 
     Then the plain mean. A candidate whose loss cannot be had comes last. Cho et al. 2020,
@@ -18,15 +18,7 @@ class PowerOfChoice(Sampler):
 
     candidates: Annotated[int, "d, at least r; 0: twice r, or all there are"] = 0
 
-    own_weights: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.candidates and self.candidates < self.clients_per_round:
-            raise ValueError(
-                f"candidates={self.candidates} is less than clients_per_round="
-                f"{self.clients_per_round}: r are chosen of d candidates; raise it, or 0 for 2 r"
-            )
+    by_default: ClassVar[str] = "2 r"
 
     def draw(self, rng: np.random.Generator, t: int, state: State, pool: Pool, ask: Ask) -> Cohort:
         d = min(self.candidates or 2 * self.clients_per_round, pool.count)
@@ -39,9 +31,4 @@ class PowerOfChoice(Sampler):
     def check(self, pool: Pool) -> None:
         """Raises if there are fewer clients than candidates, or one has no samples."""
         super().check(pool)
-        if self.candidates > pool.clients:
-            raise ValueError(
-                f"candidates={self.candidates} is more than the {pool.clients} clients there are: "
-                "lower it or raise data.clients"
-            )
         _ = pool.sizes
