@@ -25,7 +25,7 @@ ARITHMETIC = {"validate", "aggregate", "gram", "adapters", "optimizers", "filter
 CORE = BASE | ARITHMETIC | {"cohort", "server"}
 TRAINING = CORE | {"samplers", "clients", "engines", "memory"}
 MAY_IMPORT: dict[str, set[str]] = {
-    **{module: set() for module in (*BASE, "checkpoint", "checked", "presets", "trust")},
+    **{module: set() for module in (*BASE, "checkpoint", "checked", "heap", "presets", "trust")},
     **dict.fromkeys((*ARITHMETIC, "cohort"), BASE | ARITHMETIC),
     "combine": BASE | ARITHMETIC,
     "server_state": BASE | ARITHMETIC | {"cohort", "checkpoint", "combine"},
@@ -35,11 +35,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"data"},  # where weights and vectors come from
     "samplers": BASE | {"weights"},
     "memory": BASE | {"checkpoint"},
-    "engines": BASE | {"samplers", "clients", "memory"},
+    "engines": BASE | {"heap", "samplers", "clients", "memory"},
     "simulation": TRAINING | {"trust"},
     "fit": {"engines", "clients"},
     "config": TRAINING | {"combine", "simulation", "data", "models", "presets", "checked", "fit"},
-    "runs": TRAINING | {"simulation", "config", "checkpoint"},
+    "runs": TRAINING | {"simulation", "config", "checkpoint", "heap"},
     "catalogue": {"config"},
     "curves": set(),
     "control": {"adapters", "layout", "checkpoint", "config", "runs"},
@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "paper": {"config", "presets", "runs", "compare", "sweep", "checkpoint", "data", "engines"},
     "flower": CORE
     | {"samplers", "runs", "config", "checkpoint", "sums", "trust", "rng", "combine", "memory"}
-    | {"clients", "data", "models"},  # these for the template's app alone
+    | {"heap", "clients", "data", "models"},  # these for the template's app alone
     "cli_flower": {"flower", "terminal"},
     "recording": {"adapters", "checkpoint", "config", "layout", "records", "runs", "sums"},
     "replay": {"adapters", "config", "recording", "records"},

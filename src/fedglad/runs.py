@@ -18,7 +18,7 @@ from typing import Any, Protocol, TextIO, cast
 import numpy as np
 import torch
 
-from fedglad import checkpoint
+from fedglad import checkpoint, heap
 from fedglad.config import FORMAT, Config, load
 from fedglad.records import Round
 from fedglad.server import Server
@@ -137,6 +137,7 @@ def execute(
                 f"{run.folder} holds an unfinished run: go on with --resume, or replace it with "
                 "--force"
             )
+    heap.keep()
     plan = config.plan()
     # If it cannot start, nothing is touched.
     with (

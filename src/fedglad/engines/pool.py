@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from fedglad import heap
+
 PR_SET_PDEATHSIG = 1
 TRIES = 3  # a message whose worker dies so often gets no answer
 
@@ -162,6 +164,7 @@ def _work(pipe: Connection, begin: Callable[[], Serve], parent: int) -> None:
     with suppress(OSError, AttributeError):  # Linux can end a child with its parent, even mid-write
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)
+    heap.keep()
     serve = begin()
     while True:
         while not pipe.poll(1.0):

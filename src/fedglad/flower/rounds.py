@@ -1,7 +1,5 @@
 """Messages out, replies in: one by one, in the order in which they were asked for."""
 
-import contextlib
-import ctypes
 import time
 from collections.abc import Iterator, Sequence
 
@@ -43,15 +41,6 @@ def _pull(grid: Grid, places: list[str | None], deadline: float) -> Iterator[Mes
             time.sleep(min(pause, left))
             pause = min(1.5 * pause, LONGEST)
         yield found.pop(0) if found else None  # nothing here keeps it alive
-
-
-def return_memory() -> None:
-    """From now on large blocks go back to the system when they are freed.
-
-    glibc keeps those of Flower's threads, 5 MB each, for later: a sixth of the server's peak.
-    """
-    with contextlib.suppress(OSError, AttributeError):  # another libc
-        ctypes.CDLL(None).mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD
 
 
 def wait_for(grid: Grid, wanted: int, patience: float | None) -> Iterator[int]:

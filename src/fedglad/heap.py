@@ -1,0 +1,28 @@
+"""What glibc's allocator does with memory that is freed; nothing happens where there is another."""
+
+import ctypes
+from contextlib import suppress
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+
+
+def keep() -> None:
+    """From now on freed memory stays with the process, for the next training step.
+
+    By itself glibc hands much of it back after every step, and the system clears it again: 2,300
+    page faults in a step of the MNIST CNN, a sixth of its time.
+    """
+    _set(M_TRIM_THRESHOLD, 2**31 - 1)
+    if not _set(M_MMAP_THRESHOLD, 1 << 30):
+        _set(M_MMAP_THRESHOLD, 1 << 25)  # the most that glibc before 2.35 takes
+
+
+def give_back() -> None:
+    """From now on large blocks go back to the system when they are freed."""
+    _set(M_MMAP_THRESHOLD, 1 << 20)
+
+
+def _set(option: int, value: int) -> bool:
+    with suppress(OSError, AttributeError):  # another libc
+        return bool(ctypes.CDLL(None).mallopt(option, value))
+    return True
