@@ -5,12 +5,20 @@ as one writes it (torch's modules in their own layout, ReLU before the pooling),
 `torch.optim.SGD(foreach=True)` and `clip_grad_norm_`; ours is the client's round that every engine
 calls, with its parameters in one vector.
 
-    python benchmarks/steps.py [--rounds 2] [--repeats 5] [--quick] [--profile]
+    python benchmarks/steps.py [--rounds 2] [--repeats 5] [--quick] [--profile] [--memory]
 
-`--rounds` counts local steps. `--profile` says where the time of one of our steps goes.
+`--rounds` counts local steps. `--profile` says where the time of one of our steps goes. `--memory`
+compares fresh processes that keep freed memory, as those that train do, with others: our step
+and a test of 1,000 images at once; medians of the processor's time, and page faults.
 """
 
+import json
+import resource
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -22,6 +30,7 @@ from torch.nn.functional import cross_entropy, pad
 from torch.nn.utils import clip_grad_norm_
 from torch.profiler import profile
 
+from fedglad import heap
 from fedglad.clients.loop import Plain, Workbench
 from fedglad.models.cnn import FedOptCNN
 from fedglad.models.resnet import ResNet56, ResNet56Basic, ResNet56GroupNorm
@@ -112,6 +121,14 @@ def our_loop(model: nn.Module, x: Tensor, y: Tensor, steps: int) -> Callable[[],
     return lambda: bench.train(client, theta, buffers, x, y, rng)
 
 
+def our_test(model: nn.Module, x: Tensor) -> Callable[[], Any]:
+    def run() -> None:
+        with torch.inference_mode():
+            model.eval()(x)
+
+    return run
+
+
 def share(run: Callable[[], Any]) -> None:
     """Where the time of one run goes, by torch's own names of its operations."""
     with profile() as found:
@@ -123,19 +140,68 @@ def share(run: Callable[[], Any]) -> None:
     table(("operation", "calls", "of the time"), rows)
 
 
+def images(n: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, *shape, generator=generator)
+    return x, torch.randint(10, (n,), generator=generator)
+
+
+def alone(name: str, steps: int, *, keep: bool) -> None:
+    """One step or test after the other in this process, which is a fresh one; prints JSON."""
+    if keep:
+        heap.keep()
+    what, _, kind = name.partition(" ")
+    settings, _, shape = MODELS[what]
+    model = settings.build()
+    run = our_loop(model, *images(BATCH, shape), 1)
+    if kind == "test":
+        run = our_test(model, images(1000, shape)[0])
+    seconds, faults = list[float](), list[int]()
+    for _ in range(3 + steps):
+        before, start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.process_time()
+        run()
+        seconds.append(time.process_time() - start)
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    print(json.dumps([median(seconds[3:]), median(faults[3:])]))
+
+
+def memory(steps: int, repeats: int) -> None:
+    rows: list[tuple[str, ...]] = []
+    for name in ("cnn step", "cnn test", "resnet56 step", "resnet56 test"):
+        n = steps * (5 if name == "cnn step" else 1)
+        told: dict[str, list[list[float]]] = {"given back": [], "kept": []}
+        for _ in range(repeats):
+            for way, found in told.items():
+                command = [sys.executable, __file__, "--alone", name, "--rounds", str(n)]
+                command += ["--keep"] if way == "kept" else []
+                done = subprocess.run(command, check=True, capture_output=True, text=True)
+                found.append(json.loads(done.stdout))
+        for way, found in told.items():
+            seconds, faults = (median(column) for column in zip(*found, strict=True))
+            rows.append((name, way, f"{1000 * seconds:.0f}", f"{faults:,.0f}", load().split()[0]))
+    table(("what", "freed memory is", "ms", "page faults", "load"), rows)
+
+
 def main() -> None:
     parser = options("Steps of local training against the raw loop", rounds=2)
     parser.add_argument("--profile", action="store_true", help="where the time of ours goes")
+    parser.add_argument("--memory", action="store_true", help="what keeping freed memory gains")
+    parser.add_argument("--alone", help="a model and step or test, for --memory")
+    parser.add_argument("--keep", action="store_true", help="freed memory, for --alone")
     chosen = parser.parse_args()
     steps, repeats = (1, 2) if chosen.quick else (chosen.rounds, chosen.repeats)
     torch.set_num_threads(1)
+    if chosen.alone:
+        alone(chosen.alone, chosen.rounds, keep=chosen.keep)
+        return
     print(f"{machine()}; one thread; load {load()}")
+    if chosen.memory:
+        memory(steps, repeats)
+        return
     rows: list[tuple[str, ...]] = []
     for name, (settings, usual, shape) in MODELS.items():
         n = steps * (5 if name == "cnn" else 1)  # which takes a tenth of the time
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randn(n * BATCH, *shape, generator=generator)
-        y = torch.randint(10, (n * BATCH,), generator=generator)
+        x, y = images(n * BATCH, shape)
         ours, theirs = settings.build(), usual()
         sizes = [sum(p.numel() for p in model.parameters()) for model in (ours, theirs)]
         assert sizes[0] == sizes[1], sizes
