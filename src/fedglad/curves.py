@@ -79,26 +79,32 @@ def _second_half(rounds: Rounds) -> list[float]:
 
 
 def plot(lines: Sequence[Line], path: Path) -> None:
-    """Accuracy above GSI, a line for each group, with a band of ± std over its runs."""
+    """Accuracy above GSI, a line for each group, with a band of ± std over its runs.
+
+    Without GSI where it is 1 throughout: one client, as if centralised, agrees with itself.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError(
             "plots need matplotlib, which is not installed: pip install 'fedglad[report]'"
         ) from None
-    figure = Figure(figsize=(8, 7), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True)
-    for axes, percent in ((above, 100.0), (below, 1.0)):
-        for k, line in enumerate(lines):
-            found = line.accuracy if axes is above else line.gsi
-            _draw(axes, found, percent, label=line.label, place=k)
+    panels = [("test accuracy, %", 100.0, [line.accuracy for line in lines])]
+    if any(gsi != 1 for line in lines for gsi in line.gsi.mean):
+        panels.append(("GSI over all parameters", 1.0, [line.gsi for line in lines]))
+    figure = Figure(figsize=(8, 3.5 * len(panels)), layout="constrained")
+    columns = figure.subplots(len(panels), 1, sharex=True, squeeze=False)
+    every = [axes for (axes,) in columns]
+    for axes, (named, percent, found) in zip(every, panels, strict=True):
+        for k, (line, one) in enumerate(zip(lines, found, strict=True)):
+            _draw(axes, one, percent, label=line.label, place=k)
         axes.grid(alpha=0.3)
         axes.margins(x=0.01)
-    above.set_ylabel("test accuracy, %")
-    below.set_ylabel("GSI over all parameters")
-    below.set_xlabel("round")
-    below.xaxis.get_major_locator().set_params(integer=True)
-    figure.legend(*above.get_legend_handles_labels(), loc="outside upper center", ncols=1)
+        axes.set_ylabel(named)
+    every[-1].set_xlabel("round")
+    every[-1].xaxis.get_major_locator().set_params(integer=True)
+    if len(lines) > 1:
+        figure.legend(*every[0].get_legend_handles_labels(), loc="outside upper center", ncols=1)
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:

@@ -208,6 +208,17 @@ def test_a_plot_has_a_line_for_each_group(
     assert [len(axes.collections) for axes in (above, below)] == [1, 1]  # a band of two seeds
 
 
+def test_a_plot_of_one_client_a_round_has_no_gsi(
+    finished: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    alone = with_rounds(finished(0.5), [0.1, 0.2, 0.3, 0.4], [1, 1, 1, 1])
+    drawn: list[Any] = []
+    monkeypatch.setattr(Figure, "savefig", lambda f, *a, **k: drawn.append(f))
+    assert call("compare", alone, "--plot", tmp_path / "a.png").exit_code == 0
+    (axes,) = drawn[0].axes
+    assert (axes.get_ylabel(), axes.get_xlabel()) == ("test accuracy, %", "round")
+
+
 def test_a_plot_that_cannot_be_drawn(
     curved: list[Path], finished: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
