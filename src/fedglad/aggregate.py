@@ -66,12 +66,19 @@ class BufferMean:
                 part = value.double() * weight
                 self.sums[name] = part if old is None else old + part
             else:
-                self.sums[name] = value.clone() if old is None else torch.maximum(old, value)
+                self.sums[name] = value.clone() if old is None else _larger(old, value)
 
     def mean(self) -> dict[str, Tensor]:
         """The new buffers, in their own dtypes; empty if no update brought any."""
         means = {n: s / self.weight if s.is_floating_point() else s for n, s in self.sums.items()}
         return {name: mean.to(self.kinds[name][1]) for name, mean in means.items()}
+
+
+def _larger(a: Tensor, b: Tensor) -> Tensor:
+    if a.dtype in (torch.uint16, torch.uint32, torch.uint64):  # of which torch takes no maximum
+        larger = np.maximum(a.cpu().numpy(), b.cpu().numpy())
+        return torch.from_numpy(np.asarray(larger)).to(a.device)
+    return torch.maximum(a, b)
 
 
 def sweep(

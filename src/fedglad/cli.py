@@ -251,7 +251,7 @@ def show_compare(
     baseline: Annotated[
         str | None,
         typer.Option(
-            help="The label to compare with, or a part; by default the one without an adapter, "
+            help="The label to compare with, or a part; by default the first without an adapter, "
             "else the first."
         ),
     ] = None,

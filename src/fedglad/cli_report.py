@@ -37,7 +37,7 @@ def report(
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="The label to compare with, or a part; by default the one without an adapter, "
+            help="The label to compare with, or a part; by default the first without an adapter, "
             "else the first.",
         ),
     ] = None,

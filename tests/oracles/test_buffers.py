@@ -1,6 +1,7 @@
 """Buffers by hand: averaged by weight, counters at their maximum, never stepped."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -182,6 +183,23 @@ def test_buffers_can_be_named():
     assert float(server.state["bn.running_mean"]) == pytest.approx(0.5)
     assert server.state["step"].tolist() == [9, 4]
     assert server.state["step"].dtype == torch.int32
+
+
+COUNTERS = [torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64]
+
+
+@pytest.mark.parametrize("dtype", [*COUNTERS, torch.int8, torch.int16], ids=str)
+def test_counters_of_every_kind_take_the_maximum(dtype: torch.dtype, tmp_path: Path):
+    many = {torch.bool: 1, torch.int8: 100, torch.uint64: 2**64 - 1}.get(dtype, 200)
+    counts = [torch.tensor(row, dtype=dtype) for row in ([many, 0], [0, 1])]
+    model = {"w": torch.zeros(1), "seen": torch.zeros(2, dtype=dtype)}
+    server = Server(model)
+    server.step([Update(model={**model, "seen": row}) for row in counts])
+    assert server.state["seen"].dtype == dtype
+    assert server.state["seen"].tolist() == [many, 1]
+    server.save(tmp_path / "state")
+    again = Server.load(tmp_path / "state", model)
+    assert again.state["seen"].tolist() == [many, 1]
 
 
 def test_a_buffer_that_does_not_exist_is_refused():
