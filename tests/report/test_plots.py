@@ -142,7 +142,7 @@ def test_short_names_keep_both_ends(text: str, most: int):
 
 def test_200_groups_have_labels_that_do_not_touch():
     run = a_run(groups=200)
-    with style.settings():
+    with style.paper_style():
         figure = factors.draw(run)
         figure.savefig("/dev/null", format="png", dpi=100)
         assert figure.get_size_inches()[1] < 9
@@ -164,7 +164,7 @@ def test_long_names_lose_what_they_share_first():
 def test_the_scale_is_centred_at_one_and_says_what_is_beyond():
     run = a_run(groups=1)
     run["heat"] = {"groups": ["g"], "scale": [[1.0] * T], "ratio": [[1.0] * (T - 1) + [1000.0]]}
-    with style.settings():
+    with style.paper_style():
         figure = factors.draw(run)
         image = figure.axes[0].collections[0]
         # of 24 distances 23 are 0: quantile .98 is at 22.54, .54 of the way from 0 to 999: cut to 1
@@ -184,7 +184,7 @@ def test_a_gap_of_any_size_takes_no_memory():
     run = {k: v[:2] if isinstance(v, list) else v for k, v in a_run().items()}
     run["rounds"] = [1, 900_000_001]
     run["heat"] = {"groups": ["g"], "scale": [[0.5, 1.5]], "ratio": [[None, None]]}
-    with style.settings():
+    with style.paper_style():
         figure = factors.draw(run)
         figure.savefig("/dev/null", format="svg")
         (mesh,) = figure.axes[0].collections
@@ -194,14 +194,14 @@ def test_a_gap_of_any_size_takes_no_memory():
 
 
 def test_the_first_group_is_above():
-    with style.settings():
+    with style.paper_style():
         axes = factors.draw(a_run()).axes[0]
     assert axes.get_ylim() == (2.5, -0.5)
 
 
 def test_seeds_are_a_band_around_their_mean():
     payload = a_payload(a_run("a", shift=0.0), a_run("b", shift=1.0))
-    with style.settings():
+    with style.paper_style():
         figure = rounds.draw(payload)
         gsi = figure.axes[-1]
         line = gsi.lines[0]
@@ -218,7 +218,7 @@ def test_seeds_are_a_band_around_their_mean():
 
 
 def test_distrusted_rounds_are_marked():
-    with style.settings():
+    with style.paper_style():
         figure = rounds.draw(a_payload())
         marks = [c.get_offsets().tolist() for c in figure.axes[-1].collections]
     assert marks == [[[5.0, 1.2]], [[10.0, 4.0]]]
@@ -278,7 +278,7 @@ def test_a_run_of_one_round_is_drawn(tmp_path: Path):
 def test_without_alarms_the_charts_have_their_room():
     run = a_run()
     run["alarm"] = [None] * T
-    with style.settings():
+    with style.paper_style():
         figure = factors.draw(run)
         figure.savefig("/dev/null", format="png", dpi=100)
         assert figure.axes[0].get_position().height > 0.2
@@ -288,7 +288,7 @@ def test_many_configurations_fit():
     runs = [a_run(f"r{k}", group=k) for k in range(20)]
     long = "adapter.name=glad, server.lr=0.5, client.epochs=5, sampler.clients_per_round=10, "
     groups = [{"label": f"{long}{k}", "baseline": False, "runs": [k]} for k in range(20)]
-    with style.settings():
+    with style.paper_style():
         figure = rounds.draw(a_payload(*runs, groups=groups))
         figure.savefig("/dev/null", format="png", dpi=100)
         legend = figure.legends[0]

@@ -22,7 +22,7 @@ from fedglad.cli_track import app
 from fedglad.config import load
 from fedglad.report import trackers
 from fedglad.report.trackers import NAMES, REGISTRY, TrackError, Tracking, follow, track
-from fedglad.report.trackers.names import Names, scalars, settings, summary_scalars
+from fedglad.report.trackers.names import Names, hyperparameters, scalars, summary_scalars
 from fedglad.report.trackers.source import Source
 from fedglad.runs import execute
 from fedglad.trust import Alarm
@@ -531,13 +531,13 @@ def test_every_own_name_is_valid_everywhere_and_different(own: Sequence[str]):
 
 def test_settings_are_flat_and_plain():
     config = {"rounds": 3, "server": {"lr": 1.0, "on": True}, "model": {"dropout": [0.25, 0.5]}}
-    assert settings(config) == {
+    assert hyperparameters(config) == {
         "rounds": 3,
         "server.lr": 1.0,
         "server.on": True,
         "model.dropout": "[0.25, 0.5]",
     }
-    assert settings({"a": {"b": {"c": 1}}}) == {"a.b": '{"c": 1}'}
+    assert hyperparameters({"a": {"b": {"c": 1}}}) == {"a.b": '{"c": 1}'}
 
 
 def test_a_hostile_config_has_settings_and_an_id(tmp_path: Path):
@@ -546,7 +546,7 @@ def test_a_hostile_config_has_settings_and_an_id(tmp_path: Path):
         file.write(".".join(["a"] * 3000) + " = 1\n[b]\n" + f"c = 0x{'f' * 5000}\n")
     source = Source(folder)
     assert len(source.id) == 12
-    told = settings(source.story.config)
+    told = hyperparameters(source.story.config)
     assert (told["engine.a"], told["b.c"], told["rounds"]) == ("?", "?", 3)
 
 

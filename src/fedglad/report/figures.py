@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedglad.report.folder import ReportError, Story
-from fedglad.report.groups import group, settings
+from fedglad.report.groups import group, in_words
 from fedglad.report.headline import disagreement, headline, verdict
 from fedglad.report.record import by_design, number, text
 from fedglad.trust import Alarm
@@ -83,7 +83,7 @@ def run(story: Story, *, share: int = 1) -> Run:
         "finished": story.finished,
         "summed": story.summary is not None,
         "rounds_planned": story.planned,
-        "config": settings(story.config),
+        "config": in_words(story.config),
         "rounds": [found["round"] + 1 for found in rounds],
         "status": [found["status"] for found in rounds],
         "reason": [found["reason"] for found in rounds],

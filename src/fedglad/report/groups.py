@@ -88,7 +88,7 @@ def group(stories: Sequence[Story], baseline: str | None = None) -> Grouping:
     return Grouping(stories=[stories[k] for k in kept], groups=groups, seeds=seeds, notes=notes)
 
 
-def settings(config: Mapping[str, Any]) -> dict[str, str]:
+def in_words(config: Mapping[str, Any]) -> dict[str, str]:
     """Dotted keys and values as the command line takes them, of any TOML."""
     return {text(key): text(written(value)) for key, value in flat(config).items()}
 

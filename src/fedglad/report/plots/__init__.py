@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedglad.report.plots import factors, rounds, similarity
-from fedglad.report.plots.style import DPI, Run, clean, settings
+from fedglad.report.plots.style import DPI, Run, clean, paper_style
 
 Format = Literal["png", "svg", "pdf"]
 FORMATS: tuple[Format, ...] = ("png", "svg", "pdf")
@@ -29,7 +29,7 @@ def write(payload: dict[str, Any], folder: Path, format: str) -> list[Path]:
     if format not in FORMATS:
         raise ValueError(f"unknown format {format!r}: choose from {', '.join(FORMATS)}")
     written: list[Path] = []
-    with settings():
+    with paper_style():
         for name, draw in _charts(payload):
             path = folder / f"{name}.{format}"
             _save(draw(), path, format)

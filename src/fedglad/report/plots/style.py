@@ -17,7 +17,7 @@ Run = dict[str, Any]
 
 
 @contextmanager
-def settings() -> Generator[None]:
+def paper_style() -> Generator[None]:
     """How everything is drawn; names are drawn as they are, `$` and all."""
     try:
         import matplotlib

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedglad.report.trackers.names import NAMES, Row, Start, settings, summary_scalars
+from fedglad.report.trackers.names import NAMES, Row, Start, hyperparameters, summary_scalars
 from fedglad.report.trackers.source import Source, TrackError
 
 __all__ = ["NAMES", "REGISTRY", "TrackError", "Tracking", "Writer", "follow", "track", "write"]
@@ -102,7 +102,8 @@ class Tracking:
         tempfile.TemporaryFile(dir=self.out).close()
         story = self.source.story
         source = self.source
-        start = Start(self.out, story.name, source.id, source.started, settings(story.config))
+        told = hyperparameters(story.config)
+        start = Start(self.out, story.name, source.id, source.started, told)
         made: Writer = self._writer_class(start)
         self.writer = made
         return made

@@ -126,7 +126,7 @@ def summary_scalars(summary: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def settings(config: Mapping[str, Any]) -> dict[str, str | float | bool]:
+def hyperparameters(config: Mapping[str, Any]) -> dict[str, str | float | bool]:
     """config.toml as {"server.lr": 1.0}; a list, or a table inside a section, is written out."""
     names = Names()
     told: dict[str, str | float | bool] = {}

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedglad.report.figures import alarms
 from fedglad.report.folder import Reader, ReportError, Story
-from fedglad.report.groups import settings
+from fedglad.report.groups import in_words
 from fedglad.report.trackers.names import Names, Row, scalars
 
 
@@ -73,5 +73,5 @@ def _id(story: Story) -> str:
     try:
         text = json.dumps([story.config, opening], sort_keys=True, default=str)
     except (ValueError, RecursionError):  # a number too long, a table too deep
-        text = json.dumps([settings(story.config), opening], sort_keys=True)
+        text = json.dumps([in_words(story.config), opening], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
