@@ -13,7 +13,7 @@ class Alarm:
     | flag | rule | it means |
     |---|---|---|
     | `one-sided` | q < `low` | the updates agree more than usual: the cohort may be all alike |
-    | `outlier` | q > `high` | they disagree more than usual: some are unlike the others |
+    | `outlier` | q > `high` | they disagree more: some are unlike the others, or all are mixed |
 
     B ← β B + (1 − β) GSI with bias correction, over the rounds that stepped; the first `warmup` of
     them are not judged.

@@ -14,7 +14,7 @@
     outlier: {
       symbol: "diamond",
       words: "The updates disagreed more than usual: some clients may be unlike the others, by their data or by a "
-        + "fault. Often it is chance.",
+        + "fault. Often they are only better mixed than usual, which does no harm.",
     },
   };
   const METRICS = {
