@@ -14,7 +14,7 @@ def keep() -> None:
     """
     _set(M_TRIM_THRESHOLD, 2**31 - 1)
     if not _set(M_MMAP_THRESHOLD, 1 << 30):
-        _set(M_MMAP_THRESHOLD, 1 << 25)  # the most that glibc before 2.35 takes
+        _set(M_MMAP_THRESHOLD, 1 << 25)  # the most that an older glibc takes
 
 
 def give_back() -> None:
