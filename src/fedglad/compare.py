@@ -21,6 +21,7 @@ from fedglad.settings import (
     engine,
     flat,
     labels_of,
+    no_folder,
     place,
     repetitions,
     unpaired,
@@ -127,7 +128,9 @@ def compare(
     Groups come in the order in which they are met. The baseline is the one whose label is, or has
     as a part, `baseline`; by default the first with adapter.name=none, else the first.
     """
-    entries, notes = _read(list(dict.fromkeys(p for path in paths for p in _expand(Path(path)))))
+    entries, notes = _read(
+        list(dict.fromkeys(p for path in paths for p in run_folders(Path(path))))
+    )
     parts, twice = repetitions((entry.key, entry.seed, entry) for entry in entries)
     for first, again in twice:
         notes.append(f"{again.folder} is left out: the same configuration as {first.folder}")
@@ -187,10 +190,10 @@ def students_t(df: int, level: float = 0.95) -> float:
     return math.sqrt(df) * math.tan(low)
 
 
-def _expand(path: Path) -> list[Path]:
+def run_folders(path: Path) -> list[Path]:
     """A run's own folder, or the runs in a folder in the order in which they were started."""
     if not path.is_dir():
-        raise CompareError(f"there is no folder {path}")
+        raise CompareError(no_folder(path))
     if (path / "config.toml").is_file():
         return [path]
     found = [config.parent for config in path.glob("*/config.toml")]

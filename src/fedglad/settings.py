@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fedglad.config import ConfigError, find
@@ -27,6 +28,13 @@ def label(settings: Mapping[str, Any]) -> str:
     'adapter.name=glad adapter.gamma=0.02'
     """
     return " ".join(f"{key}={shown(value)}" for key, value in settings.items())
+
+
+def no_folder(path: Path) -> str:
+    """What is wrong with a path that should be a run's folder and is none."""
+    if path.is_file():
+        return f"{path} is a file: give the folder of a run, or of runs"
+    return f"there is no folder {path}"
 
 
 def shown(value: Any) -> str:

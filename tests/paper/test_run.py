@@ -22,6 +22,7 @@ from fedglad.paper.cells import PaperError
 from fedglad.paper.results import Library, export, read
 from fedglad.paper.tables import table
 from fedglad.runs import Run, execute
+from fedglad.settings import CompareError
 from paper.support import BAD, ROUNDS, TINY
 
 every_experiment = pytest.mark.parametrize("name", TINY)
@@ -150,7 +151,7 @@ def test_an_unfinished_run_is_neither_counted_nor_exported(out: Path, tmp_path: 
     (cut / "summary.json").write_text("{")
     ((), (reason,)) = export([cut], tmp_path / "results")
     assert "cut cannot be read" in reason
-    with pytest.raises(PaperError, match="holds no run"):
+    with pytest.raises(CompareError, match="holds no run"):
         export([tmp_path], tmp_path / "results")
 
 

@@ -57,6 +57,9 @@ def test_a_folder_that_is_no_run(tmp_path: Path):
         expand([tmp_path])
     with pytest.raises(ReportError, match="there is no folder"):
         expand([tmp_path / "absent"])
+    (tmp_path / "file").touch()
+    with pytest.raises(ReportError, match="file is a file: give the folder of a run"):
+        expand([tmp_path / "file"])
 
 
 def test_a_run_that_has_not_begun(tmp_path: Path):

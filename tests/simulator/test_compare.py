@@ -544,6 +544,9 @@ def test_an_option_that_fits_nothing(pairs: list[Path], options: Any, message: s
 def test_folders_that_hold_no_run(tmp_path: Path, finished: Any):
     with pytest.raises(CompareError, match=r"there is no folder .*absent"):
         compare([tmp_path / "absent"])
+    (tmp_path / "file").touch()
+    with pytest.raises(CompareError, match=r"file is a file: give the folder of a run"):
+        compare([tmp_path / "file"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(CompareError, match="empty holds no run"):
         compare([tmp_path / "empty"])

@@ -15,6 +15,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from fedglad.checkpoint import write_text
+from fedglad.compare import run_folders
 from fedglad.config import FORMAT, Config, ConfigError, load
 from fedglad.paper.cells import PaperError
 from fedglad.runs import Run, RunError
@@ -159,7 +160,7 @@ def export(paths: Sequence[Path], to: Path) -> tuple[list[Path], list[str]]:
     """Writes the finished runs among the paths as files of results/; those, and notes on others."""
     written: list[Path] = []
     notes: list[str] = []
-    for folder in dict.fromkeys(found for path in paths for found in _expand(path)):
+    for folder in dict.fromkeys(found for path in paths for found in run_folders(path)):
         try:
             result = read(folder)
         except PaperError as error:
@@ -174,17 +175,6 @@ def export(paths: Sequence[Path], to: Path) -> tuple[list[Path], list[str]]:
             write_text(target, text)
         written.append(target)
     return written, notes
-
-
-def _expand(path: Path) -> list[Path]:
-    if not path.is_dir():
-        raise PaperError(f"there is no folder {path}")
-    if (path / "config.toml").is_file():
-        return [path]
-    found = sorted(config.parent for config in path.glob("*/config.toml"))
-    if not found:
-        raise PaperError(f"{path} holds no run: there is no config.toml in it or one level below")
-    return found
 
 
 def _text(tree: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from fedglad.report.record import ROUNDS, clean, number, parse, text
+from fedglad.settings import no_folder
 
 FILES = ("config.toml", "rounds.jsonl", "summary.json")
 """One of them makes a folder a run's."""
@@ -102,7 +103,7 @@ class Reader:
     def read(self) -> Story:
         """The run as it is now."""
         if not os.path.isdir(self.folder):
-            raise ReportError(f"there is no folder {self.folder}")
+            raise ReportError(no_folder(self.folder))
         if not is_run(self.folder):
             raise ReportError(f"{self.folder} is not a run: it has no {', no '.join(FILES)}")
         missing: list[str] = []
@@ -237,7 +238,7 @@ def expand(paths: Iterable[Path]) -> list[Path]:
     found: dict[Path, Path] = {}
     for path in paths:
         if not os.path.isdir(path):
-            raise ReportError(f"there is no folder {path}")
+            raise ReportError(no_folder(path))
         inside = [path] if is_run(path) else _runs_in(path)
         if not inside:
             raise ReportError(
