@@ -33,9 +33,8 @@ from fedglad.engines import (
 from fedglad.engines.pool import TRIES, Lost, Pool, Serve
 from fedglad.records import Failure, Several
 
-SHARE = (
-    4  # groups a worker gets in a round, if there are enough clients: none waits long at the end
-)
+SHARE = 4
+"""Groups a worker gets in a round, if there are enough clients: none waits long at the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
