@@ -105,6 +105,7 @@ def test_words_choose_cells():
     assert not cell.matches("")
     assert not replace(cell, label="MNIST FedAvgM").matches("fedavg")
     assert find("gamma").cell("CIFAR-10 FedAvg, γ = 0.02").matches("0.02 fedavg")
+    assert find("gamma").cell("CIFAR-10 FedAvg, γ = 0.02").matches("cifar10 fedavg")
 
 
 def test_a_label_chooses_its_cell_and_words_choose_all_that_have_them():

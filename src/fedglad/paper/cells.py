@@ -79,9 +79,9 @@ class Cell:
             raise PaperError(f"{self.label}: {error}") from None
 
     def matches(self, text: str) -> bool:
-        """Whether the text has only words of its label: "mnist fedavg"."""
+        """Whether the text has only words of its label or its data set: "cifar10 fedavg"."""
         words = _words(text)
-        return bool(words) and set(_words(self.label)).issuperset(words)
+        return bool(words) and {self.data, *_words(self.label)}.issuperset(words)
 
 
 @dataclass(frozen=True, kw_only=True)
