@@ -44,12 +44,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "curves": set(),
     "control": {"adapters", "layout", "checkpoint", "config", "runs"},
     "settings": {"config"},
-    "compare": {"config", "runs", "control", "curves", "settings"},
+    "compare": {"config", "presets", "runs", "control", "curves", "settings"},
     "sweep": TRAINING | {"config", "runs", "control", "settings"},
     "tune": {"config", "runs", "settings", "sweep"},
     "terminal": {"records", "runs", "compare", "settings", "sweep", "tune"},
     "cli_data": {"config", "data", "terminal"},
-    "paper": {"config", "presets", "runs", "compare", "sweep", "checkpoint", "data", "engines"},
+    "paper": {"config", "presets", "runs", "compare", "curves", "settings", "sweep"}
+    | {"checkpoint", "data", "engines"},
     "flower": CORE
     | {"samplers", "runs", "config", "checkpoint", "sums", "trust", "rng", "combine", "memory"}
     | {"heap", "clients", "data", "models"},  # these for the template's app alone
@@ -62,6 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "config",
         "control",
         "curves",
+        "presets",
         "settings",
         "trust",
     },  # reads a run's folder, never trains

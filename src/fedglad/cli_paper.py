@@ -26,7 +26,7 @@ from fedglad.sweep import DONE, ENDS, Event, sweep
 from fedglad.terminal import WIDE, ShowSweep, complain, console, error, warn
 
 app = typer.Typer(
-    help="The paper's tables and figures: list, run, table, plot.", no_args_is_help=True
+    help="The paper's tables and figures: list, run, table, plot, export.", no_args_is_help=True
 )
 
 HEAD = 12  # characters of a line in a column's head

@@ -10,7 +10,19 @@ from statistics import fmean, stdev
 from typing import Any, TypeGuard
 
 from fedglad.control import rules
-from fedglad.curves import METRICS, Curve, Line, Rounds, Stability, curve, plot, slim, stability
+from fedglad.curves import (
+    METRICS,
+    Curve,
+    Line,
+    Rounds,
+    Stability,
+    curve,
+    plot,
+    slim,
+    stability,
+    tested,
+)
+from fedglad.presets import shortened
 from fedglad.runs import Run, RunError
 from fedglad.settings import (
     CONTROL,
@@ -154,6 +166,11 @@ def compare(
     if len(lengths) > 1:
         own, *others = map(str, lengths)
         notes.append(f"the baseline has {own} rounds, what is compared with it {', '.join(others)}")
+    short = [shortened(found) for found in settings]
+    if short[0] and len(set(short)) == 1:
+        notes.append(f"all runs are shortened: {short[0]}")
+    else:
+        notes += [f"{labels[k]} is shortened: {told}" for k, told in enumerate(short) if told]
     return Comparison(metric, labels[base], groups, notes)
 
 
@@ -276,7 +293,7 @@ def _group(
         difference=_difference(cell, base, metric) if base else None,
         control_of=name.removeprefix("control of ") if factors else None,
         factors=factors or None,
-        stability=stability(runs),
+        stability=stability([tested(rounds) for rounds in runs]),
         curves={k: curve(runs, key) for k, key in METRICS.items()} if all(runs) else None,
     )
 

@@ -63,19 +63,27 @@ def curve(runs: Iterable[Rounds], key: str) -> Curve:
     )
 
 
-def stability(runs: Sequence[Rounds]) -> Stability | None:
+def tested(rounds: Rounds) -> list[float]:
+    """The accuracies of the rounds that were tested."""
+    return [found["test_accuracy"] for found in rounds if found.get("test_accuracy") is not None]
+
+
+def stability(accuracies: Sequence[Sequence[float]]) -> Stability | None:
     """Of runs that were all tested twice or more in their second half; else there is none."""
-    ends = [_second_half(rounds) for rounds in runs]
+    ends = [second_half(found) for found in accuracies]
     if not ends or any(len(end) < 2 for end in ends):
         return None
     stds, worsts = [stdev(end) for end in ends], [min(end) for end in ends]
     return Stability(fmean(stds), fmean(worsts), stds, worsts)
 
 
-def _second_half(rounds: Rounds) -> list[float]:
-    """The accuracies of the rounds that were tested; of an odd number, without the middle one."""
-    tested = [found["test_accuracy"] for found in rounds if found.get("test_accuracy") is not None]
-    return tested[(len(tested) + 1) // 2 :]
+def second_half(values: Sequence[float]) -> Sequence[float]:
+    """Of an odd number, without the middle one.
+
+    >>> second_half([1, 2, 3, 4, 5])
+    [4, 5]
+    """
+    return values[(len(values) + 1) // 2 :]
 
 
 def plot(lines: Sequence[Line], path: Path) -> None:

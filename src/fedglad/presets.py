@@ -13,6 +13,8 @@ class Preset:
     tree: Mapping[str, Any]
     server_lr: Mapping[str, Mapping[float, float]] = field(default_factory=dict)
     """The tuned rate of each server optimizer, by data.alpha; the first is for all others."""
+    toy: bool = False
+    """For trying things out: fewer rounds of it are not called shortened."""
 
 
 IMAGES: Mapping[str, Any] = {
@@ -74,6 +76,7 @@ PRESETS = {
             "client": {"lr": 0.05, "batch_size": 16, "epochs": 5, "clip_norm": 1.0},
             "sampler": {"clients_per_round": 5},
         },
+        toy=True,
     ),
     "synthetic": Preset(
         "100 clients, or a million, that label their own inputs by their own rule; softmax",
@@ -84,6 +87,7 @@ PRESETS = {
             "client": {"optimizer": "sgd", "lr": 0.01, "batch_size": 10, "epochs": 5},
             "sampler": {"clients_per_round": 10},
         },
+        toy=True,
     ),
     # The recipe of FedGLAD's paper: its appendix, and what its authors' code does.
     "mnist": Preset(
@@ -188,3 +192,23 @@ PRESETS = {
         server_lr={"sgd": {0.1: 0.5}, "momentum": {0.1: 0.05}},
     ),
 }
+
+
+def shortened(settings: Mapping[str, Any]) -> str:
+    """Of a run's dotted settings: "16 of 500 rounds" if a preset's run would have more; else "".
+
+    A preset is known by its data set and model. Centralised, a round is an epoch.
+
+    >>> shortened({"data.name": "mnist", "model.name": "cnn", "rounds": 2})
+    '2 of 50 rounds'
+    """
+    rounds = settings.get("rounds")
+    if not isinstance(rounds, int) or settings.get("data.partition") == "centralised":
+        return ""
+    for preset in PRESETS.values():
+        known = {f"model.{key}": value for key, value in preset.tree["model"].items()}
+        known["data.name"] = preset.tree["data"]["name"]
+        if not preset.toy and all(settings.get(key) == value for key, value in known.items()):
+            whole = preset.tree["rounds"]
+            return f"{rounds} of {whole} rounds" if rounds < whole else ""
+    return ""

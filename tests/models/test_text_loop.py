@@ -148,9 +148,9 @@ def rounds(engine: Any, client: Plain, count: int = 2) -> list[Tensor]:
 
 @pytest.mark.parametrize("amsgrad", [False, True])
 def test_every_engine_takes_the_same_batches(amsgrad: bool):
-    client = Plain(
-        optimizer="adam", amsgrad=amsgrad, batch_size=16, epochs=2, shuffle="once", lr=0.01
-    )
+    # With ε = 1e-8 Adam takes the sign of gradients that are 0 but for rounding, which differs.
+    adam: dict[str, Any] = {"optimizer": "adam", "amsgrad": amsgrad, "eps": 1e-3, "lr": 0.01}
+    client = Plain(batch_size=16, epochs=2, shuffle="once", **adam)
     first, second = rounds(Serial(), client)
     assert first.equal(second)  # no dropout: the same order, the same round
     assert len({tuple(row.tolist()) for row in first}) == 3

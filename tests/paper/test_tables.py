@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedglad.config import FORMAT, Config
-from fedglad.paper import formats, measures
+from fedglad.paper import formats
 from fedglad.paper.cells import Cell, Experiment
 from fedglad.paper.experiments import find
 from fedglad.paper.results import Library, Result, key, read
@@ -203,10 +203,17 @@ def test_norm_ratio_fluctuation_and_bad_round_by_hand(write: Write):
     assert told == pytest.approx([50, 20, 30, 1.1, 2.5])
 
 
-def test_the_second_half():
-    assert measures.second_half([1, 2, 3, 4]) == [3, 4]
-    assert measures.second_half([1, 2, 3]) == [3]
-    assert measures.second_half([1]) == [1]
+def test_two_rounds_have_no_deviation_and_a_run_without_a_value_was_run(write: Write):
+    folder = write(PLAIN, 1, [0.5, 0.25])
+    short = f"{PLAIN.label} (shortened: 2 of 12 rounds)"
+    row = row_of(table(CONTROLS, Library([folder])).rows, short)
+    assert row["mean"] == pytest.approx(37.5)
+    assert (row["spread"], row["worst"]) == (None, None)
+    # both rounds have the same similarity, so there is no correlation
+    similar = replace(CONTROLS, reading="similarity")
+    made = table(similar, Library([folder]))
+    texts = next(line for line in made.texts() if line[0].startswith(short))
+    assert texts == [short, "1", "2", "-", "-", "-"]
 
 
 def test_formats_have_every_row(write: Write):

@@ -1,7 +1,6 @@
 """What is read off the rounds of one run."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
@@ -10,32 +9,10 @@ import numpy as np
 from fedglad.paper.cells import PaperError
 from fedglad.paper.results import Result
 
-LAST = 10
-
 
 def last10(result: Result) -> float:
     """The paper's figure: the mean accuracy over the last 10 rounds that were tested."""
-    return fmean(result.accuracy[-LAST:])
-
-
-def spread(result: Result) -> float:
-    """The deviation of the accuracy over the second half of the rounds."""
-    half = second_half(result.accuracy)
-    return stdev(half) if len(half) > 1 else 0.0
-
-
-def worst(result: Result) -> float:
-    """The lowest accuracy in the second half of the rounds."""
-    return min(second_half(result.accuracy))
-
-
-def second_half(values: Sequence[float]) -> Sequence[float]:
-    """Of an odd number, without the middle one.
-
-    >>> second_half([1, 2, 3, 4, 5])
-    [4, 5]
-    """
-    return values[(len(values) + 1) // 2 :] or values
+    return 100 * result.summary["last10_accuracy"]
 
 
 def norm_ratio(result: Result) -> float:

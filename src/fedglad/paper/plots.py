@@ -31,8 +31,11 @@ def plot(experiment: Experiment, library: Library, path: Path) -> list[str]:
     figure.suptitle(f"{experiment.name} ({experiment.where})", fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=DPI)
-    missing = {f.cell.label for f in gather(experiment, library)} - {f.cell.label for f in found}
-    return [f"{len(missing)} cells without a run are left out"] if missing else []
+    missing = len(
+        {f.cell.label for f in gather(experiment, library)} - {f.cell.label for f in found}
+    )
+    some = "a cell without a run is" if missing == 1 else f"{missing} cells without a run are"
+    return [f"{some} left out"] if missing else []
 
 
 def _figure(panels: int, rows: int = 1) -> tuple[Any, list[Any]]:
@@ -87,7 +90,7 @@ def _short(found: Found) -> str:
     """What is not in its baseline's label already, which is the panel's title."""
     base = (found.cell.baseline or "").replace(",", "").split(" ")
     words = [word for word in found.cell.label.split(" ") if word.strip(",") not in base]
-    return " ".join(words)
+    return " ".join(words).strip(",")
 
 
 def _gamma(found: Sequence[Found]) -> Any:
@@ -110,9 +113,8 @@ def _bad_round(found: Sequence[Found]) -> Any:
     figure, axes = _figure(1, rows=2)
     accuracy, gsi = axes
     for f in found:
-        seed, run = next(iter(f.runs.items()))
+        label, run = _first(f)
         x = np.arange(1, len(run.columns["gsi_all"]) + 1)
-        label = f"{f.label}, seed {seed}"
         for ax, values in ((accuracy, run.accuracy), (gsi, run.columns["gsi_all"])):
             ax.plot(x, [np.nan if v is None else v for v in values], marker=".", label=label)
     t = measures.bad_round(next(iter(found[0].runs.values()))).t
@@ -125,10 +127,10 @@ def _bad_round(found: Sequence[Found]) -> Any:
 
 
 def _gsi_groups(found: Sequence[Found]) -> Any:
-    """GSI of each group by round: those that fluctuate most and least in colour."""
+    """GSI of each group by round of the first seed: the steadiest and the wildest in colour."""
     figure, axes = _figure(len(found))
     for ax, f in zip(axes, found, strict=False):
-        run = next(iter(f.runs.values()))
+        label, run = _first(f)
         groups = run.columns["groups"]
         by_size = sorted(measures.fluctuations(run), key=lambda group: group.std / group.mean)
         names = [group.group for group in by_size]
@@ -137,16 +139,17 @@ def _gsi_groups(found: Sequence[Found]) -> Any:
             ax.plot(*_line(groups[name]["gsi"]), color="0.85", linewidth=0.6)
         for name in (name for name in groups if name in shown):
             ax.plot(*_line(groups[name]["gsi"]), label=name)
-        ax.set(title=f.label, xlabel="round", ylabel="GSI")
+        ax.set(title=label, xlabel="round", ylabel="GSI")
         ax.legend(fontsize=7, ncols=2)
     return _finished(figure, axes[len(found) :])
 
 
 def _similarity(found: Sequence[Found]) -> Any:
-    """GSI of each round against its label similarity, with the line of least squares."""
+    """GSI of the first seed's rounds against label similarity, with the line of least squares."""
     figure, axes = _figure(len(found))
     for ax, f in zip(axes, found, strict=False):
-        told = measures.correlation(next(iter(f.runs.values())))
+        label, run = _first(f)
+        told = measures.correlation(run)
         ax.scatter(told.similarity, told.gsi, s=12)
         if told.r is not None:
             slope, start = np.polyfit(told.similarity, told.gsi, 1)
@@ -155,22 +158,27 @@ def _similarity(found: Sequence[Found]) -> Any:
             ax.legend(fontsize=8)
         published = f.cell.published
         beside = f"; published r = {published.mean}" if published and not f.shortened else ""
-        ax.set(title=f"{f.label}{beside}", xlabel="label similarity", ylabel="GSI")
+        ax.set(title=f"{label}{beside}", xlabel="label similarity", ylabel="GSI")
         ax.title.set_fontsize(9)
     return _finished(figure, axes[len(found) :])
 
 
 def _norm_ratio(found: Sequence[Found]) -> Any:
-    """std/mean of the squared norms by round."""
+    """std/mean of the squared norms by round of the first seed."""
     figure, (ax,) = _figure(1)
     for f in found:
-        run: Result = next(iter(f.runs.values()))
-        ax.plot(
-            *_line(run.columns["norm_ratio"]), label=f"{f.label}: {measures.norm_ratio(run):.3f}"
-        )
+        label, run = _first(f)
+        mean = measures.norm_ratio(run)
+        ax.plot(*_line(run.columns["norm_ratio"]), label=f"{label}: {mean:.3f}")
     ax.set(xlabel="round", ylabel="std/mean of squared norms")
     ax.legend(fontsize=7)
     return _finished(figure, [])
+
+
+def _first(found: Found) -> tuple[str, Result]:
+    """The run of the first seed, and its label."""
+    seed, run = next(iter(found.runs.items()))
+    return f"{found.label}, seed {seed}", run
 
 
 def _line(values: Sequence[float | None]) -> tuple[np.ndarray, list[float]]:

@@ -18,7 +18,9 @@ from fedglad.checkpoint import write_text
 from fedglad.compare import run_folders
 from fedglad.config import FORMAT, Config, ConfigError, load
 from fedglad.paper.cells import PaperError
+from fedglad.presets import shortened
 from fedglad.runs import Run, RunError
+from fedglad.settings import flat
 
 RUNS, RESULTS = Path("runs") / "paper", Path("results")
 DIGITS = 6  # of GSI and factors: a deep model has hundreds in a round
@@ -63,9 +65,12 @@ class Result:
         """The file in results/."""
         told = {key: self.summary.get(key) for key in ("seconds", "versions", "machine")}
         last10, skipped = self.summary["last10_accuracy"], self.summary.get("skipped", 0)
+        tree = self.config.to_dict()
+        short = shortened(flat(tree))
         return {
-            "config": _plain(self.config.to_dict()),
+            "config": _plain(tree),
             "hash": self.config.hash(),
+            **({"shortened": short} if short else {}),
             "last10_accuracy": last10,
             "skipped": skipped,
             **told,

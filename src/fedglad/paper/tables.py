@@ -6,6 +6,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from fedglad.compare import interval
+from fedglad.curves import stability
 from fedglad.paper import measures
 from fedglad.paper.cells import Cell, Experiment, Reading
 from fedglad.paper.published import Value
@@ -90,8 +91,8 @@ def table(experiment: Experiment, library: Library) -> Table:
     found = gather(experiment, library)
     rows, columns = _READINGS[experiment.reading](found)
     notes = list(experiment.notes)
-    for cell in dict.fromkeys(f.cell.ours for f in found if f.cell.ours):
-        notes.append(f"marked (ours): {cell}")
+    for ours in dict.fromkeys(f.cell.ours for f in found if f.cell.ours):
+        notes.append(f"marked (ours): {ours}")
     if any(f.shortened and f.runs for f in found):
         notes.append(
             "shortened runs are not what the paper reports: they stand in rows of their own"
@@ -122,7 +123,7 @@ def _row(found: Found, all_found: Sequence[Found], measure: Measure) -> Row:
         "shortened": found.shortened,
         "absent": found.absent,
         "ours": found.cell.ours,
-        "n": len(values),
+        "n": len(found.runs),
         "seeds": values,
         "mean": fmean(values.values()) if values else None,
         "std": stdev(values.values()) if len(values) > 1 else None,
@@ -157,10 +158,10 @@ def _accuracy(found: Sequence[Found]) -> tuple[list[Row], list[Column]]:
 
 def _stability(found: Found) -> Row:
     """The mean over the seeds of what a run's second half was like."""
-    runs = found.runs.values()
+    steady = stability([run.accuracy for run in found.runs.values()])
     return {
-        "spread": fmean(map(measures.spread, runs)) if runs else None,
-        "worst": fmean(map(measures.worst, runs)) if runs else None,
+        "spread": steady.std if steady else None,
+        "worst": steady.worst if steady else None,
     }
 
 

@@ -72,7 +72,7 @@ def plan(
 
 @dataclass(frozen=True)
 class Status:
-    """An experiment in numbers; hours are those of one core, None where they are not kncell."""
+    """An experiment in numbers; hours are those of one core, None where none is measured."""
 
     cells: int
     runs: int

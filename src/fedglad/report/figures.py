@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from fedglad.presets import shortened
 from fedglad.report.folder import ReportError, Story
 from fedglad.report.groups import group, in_words
 from fedglad.report.headline import disagreement, headline, verdict
 from fedglad.report.record import by_design, number, text
+from fedglad.settings import flat
 from fedglad.trust import Alarm
 
 VERSION = 1
@@ -68,6 +70,8 @@ def run(story: Story, *, share: int = 1) -> Run:
     rounds = story.rounds
     usual, alarm, worked_out = alarms(rounds)
     notes = list(story.missing)
+    if fewer := shortened(flat(story.config)):
+        notes.append(f"shortened: {fewer}")
     if worked_out:
         whose = "this run" if worked_out == len(rounds) else f"{worked_out} rounds"
         notes.append(f"alarms were not recorded by {whose}: they are worked out from its GSI")
