@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sweep": TRAINING | {"config", "runs", "control", "settings"},
     "tune": {"config", "runs", "settings", "sweep"},
     "terminal": {"records", "runs", "compare", "settings", "sweep", "tune"},
-    "cli_data": {"config", "data", "terminal"},
+    "cli_data": {"config", "data", "fit", "terminal"},
     "paper": {"config", "presets", "runs", "compare", "curves", "settings", "sweep"}
     | {"checkpoint", "data", "engines"},
     "flower": CORE

@@ -17,6 +17,7 @@ from fedglad.data import partition as partitions
 from fedglad.data.sources import RECIPES, DataError
 from fedglad.data.split import Split
 from fedglad.data.texts import Texts
+from fedglad.fit import agree
 from fedglad.terminal import WIDE, complain, console, error
 
 app = typer.Typer(
@@ -94,7 +95,7 @@ def get(
             text = f"{name}: {how}, {_megabytes(entry.size)} in {entry.folder}"
             console.print(escape(text), soft_wrap=True)
     except KeyboardInterrupt:
-        complain.print("stopped; what has come is kept: go on with the same command")
+        complain.print("stopped; go on with the same command")
         raise typer.Exit(130) from None
     if failed:
         raise typer.Exit(2)
@@ -194,8 +195,10 @@ def show(
 
 def bring(config: Config) -> None:
     """Gets the data set of a configuration, and what it needs, shown as it comes."""
+    agree(config.sections["model"], config.sections["data"], quiet=True)
     settings, name = config.sections["data"], config.to_dict()["data"]["name"]
-    for needed in getattr(settings, "needs", (name,)):
+    model = getattr(config.sections["model"], "needs", ())
+    for needed in dict.fromkeys((*getattr(settings, "needs", (name,)), *model)):
         if needed in RECIPES and _row(needed)["state"] != "yes":
             with Show(needed) as bar:
                 store.get(needed, progress=bar)

@@ -202,10 +202,14 @@ def export(
         typer.Argument(metavar="[RUN…]", help=f"Runs' folders, or folders of them; {RUNS}."),
     ] = None,
     to: Annotated[Path, typer.Option(help="Where the small files go.")] = RESULTS,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Only the first so many, also of unfinished runs: shortened."),
+    ] = None,
 ) -> None:
     """Keep finished runs as small JSON files, from which tables and figures can be rebuilt."""
     try:
-        written, notes = results.export(runs or [RUNS], to)
+        written, notes = results.export(runs or [RUNS], to, rounds=rounds)
     except MISTAKES as mistake:
         error(str(mistake))
         raise typer.Exit(2) from None

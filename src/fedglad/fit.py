@@ -12,7 +12,7 @@ from fedglad.clients.loop import as_stored
 from fedglad.engines import Federation, threads
 
 
-def agree(model: Any, data: Any) -> None:
+def agree(model: Any, data: Any, *, quiet: bool = False) -> None:
     """Raises ValueError if a model's settings say that it reads other tokens than the data has.
 
     Told by the settings alone, before anything is fetched: `reads` of the model's names what the
@@ -23,12 +23,13 @@ def agree(model: Any, data: Any) -> None:
         if found == wanted:
             continue
         if key == "tokenizer" and "words" not in (found, wanted):
-            logging.getLogger("fedglad").warning(
-                "model.source = %r reads the tokens of data.tokenizer = %r: right only if both "
-                "have the same vocabulary",
-                wanted,
-                found,
-            )
+            if not quiet:
+                logging.getLogger("fedglad").warning(
+                    "model.source = %r reads the tokens of data.tokenizer = %r: right only if both "
+                    "have the same vocabulary",
+                    wanted,
+                    found,
+                )
             continue
         told = "data.name" if key == "source" else f"data.{key}"
         raise ValueError(f"the model reads {told} = {wanted!r}, and not {found!r}: set one of them")
@@ -62,9 +63,13 @@ def check(model: nn.Module, data: Federation, name: str, settings: Any = None) -
 
 def _telling(x: Tensor) -> Tensor:
     """One sample: of ids that with the largest, which a model may not know, else the first."""
-    if x.dtype not in (torch.int32, torch.int64) or x.dim() < 2:
+    if not _are_ids(x):
         return x[:1]
     return x[int(x.flatten(1).amax(dim=1).argmax())][None]
+
+
+def _are_ids(x: Tensor) -> bool:
+    return x.dtype in (torch.int32, torch.int64) and x.dim() > 1
 
 
 def _classes(y: Tensor, data: Federation) -> int:
@@ -106,6 +111,8 @@ def _way_out(settings: Any, x: Tensor, classes: int) -> str:
         fits = fitting and not _misfit(replace(settings, **fitting).build(), x, classes)
     except (ValueError, RuntimeError):  # there is no such model
         fits = False
+    if not fits and _are_ids(x) and (tokenizer := getattr(settings, "reads", {}).get("tokenizer")):
+        return f"set data.tokenizer={tokenizer}, whose ids it knows, or a smaller data.length"
     if not fits:
         return "choose another model  (fedglad list models)"
     return f"set {', '.join(f'model.{key}={value}' for key, value in fitting.items())}"

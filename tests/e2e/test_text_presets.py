@@ -179,7 +179,7 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
         content, at = joined(text for _, text in rows)
         labels = np.array([label for label, _ in rows], np.int64)
         posts |= {f"{part}_text": content, f"{part}_at": at, f"{part}_y": labels}
-    np.savez(raw / RAW.name, allow_pickle=False, **posts)
+    np.savez(raw / RAW.name, **posts)
     for name in ("20news", "agnews", "agnews-76k"):
         put(name, raw)
     rng = np.random.default_rng(6)

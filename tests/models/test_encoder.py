@@ -1,8 +1,10 @@
 """Encoders against transformers: forward and steps, LoRA, tied tensors; from a folder."""
 
 import copy
+import json
 import os
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -442,6 +444,63 @@ def test_a_folder_without_an_encoder_is_told(tmp_path: Path):
 def test_a_name_that_the_hub_does_not_give_is_told():
     with pytest.raises(ValueError, match=r"'distil-nothing' is no folder, and the hub did not"):
         Encoder(source="distil-nothing").build()
+
+
+def altered(folder: Path, to: Path, **changes: Any) -> Path:
+    """A copy of an encoder's folder with other lines in its config.json."""
+    shutil.copytree(folder, to)
+    config = json.loads((to / "config.json").read_text("utf-8")) | changes
+    (to / "config.json").write_text(json.dumps(config))
+    return to
+
+
+def test_code_in_a_folder_is_never_run(
+    tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # to the question whether to run it
+    names = {"AutoConfig": "own.Own", "AutoModelForSequenceClassification": "own.Model"}
+    folder = altered(folders["bert"], tmp_path / "own", model_type="own", auto_map=names)
+    code = f"open({str(tmp_path / 'was-run')!r}, 'w')\n"
+    (folder / "own.py").write_text(code + "class Own: ...\nclass Model: ...\n")
+    for weights in ("pretrained", "random"):
+        with pytest.raises(ValueError, match="is a folder without an encoder that can be used"):
+            built(folder, weights=weights)
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"})
+    )
+    with pytest.raises(DataError, match="no tokenizer"):
+        encoders.tokenise(str(folder), ["a"], 8)
+    assert not (tmp_path / "was-run").exists()
+
+
+def test_weights_that_do_not_fit_are_refused_and_not_made_up(
+    tmp_path: Path, folders: dict[str, Path]
+):
+    misshaped = altered(folders["bert"], tmp_path / "a", hidden_size=16)
+    absent = altered(folders["bert"], tmp_path / "b", num_hidden_layers=3)
+    for folder, name in ((misshaped, "bert.embeddings"), (absent, "bert.encoder.layer.2")):
+        with pytest.raises(ValueError, match=rf"do not fit its config.json: {name}.* more"):
+            built(folder)
+    built(absent, weights="random")
+
+
+def test_a_head_and_a_pooler_may_be_new(tmp_path: Path, folders: dict[str, Path]):
+    masked_words = transformers.AutoModelForMaskedLM.from_config(small("bert"))  # has no pooler
+    masked_words.save_pretrained(tmp_path / "words")
+    built(tmp_path / "words")
+    nine = small("bert")
+    nine.num_labels = 9
+    other = transformers.AutoModelForSequenceClassification.from_config(nine)
+    other.save_pretrained(tmp_path / "nine")
+    assert built(tmp_path / "nine").model.classifier.out_features == CLASSES
+
+
+def test_a_model_that_cannot_pad_is_refused(tmp_path: Path):
+    sizes = {"vocab_size": VOCABULARY, "n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 20}
+    config = transformers.AutoConfig.for_model("gpt2", **sizes, bos_token_id=1, eos_token_id=1)
+    transformers.AutoModel.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="has no id that pads texts: choose an encoder"):
+        built(tmp_path)
 
 
 def test_what_transformers_says_is_left_as_it_was(folders: dict[str, Path]):

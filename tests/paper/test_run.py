@@ -155,6 +155,26 @@ def test_an_unfinished_run_is_neither_counted_nor_exported(out: Path, tmp_path: 
         export([tmp_path], tmp_path / "results")
 
 
+def test_the_first_rounds_of_a_run_are_those_of_a_shortened_one(out: Path, tmp_path: Path):
+    play("controls", out, only=["MNIST FedAvg"], seeds=[1])
+    cell = TINY["controls"].cell("MNIST FedAvg")
+    cut = tmp_path / "runs" / "cut"
+    shutil.copytree(out / f"digits-{cell.config(1).hash()}", cut)
+    (cut / "summary.json").unlink()  # as if it were going on
+    (path,), notes = export([cut], tmp_path / "results", rounds=2)
+    execute("x", cell.config(1, rounds=2), out=tmp_path / "runs" / "two")
+    (whole,), _ = export([tmp_path / "runs" / "two"], tmp_path / "other")
+    assert (notes, path.name) == ([], whole.name)
+    made, wanted = (json.loads(p.read_text()) for p in (path, whole))
+    for told in (made, wanted):
+        del told["seconds"], told["rounds"]["seconds"]
+    assert made == wanted
+    assert export([cut], tmp_path / "results", rounds=9) == (
+        [],
+        [f"{cut} is left out: fewer than 9 rounds"],
+    )
+
+
 def test_a_run_is_found_wherever_it_lies_and_with_any_exact_engine(out: Path, tmp_path: Path):
     cell = TINY["controls"].cell("MNIST FedAvg")
     config = cell.config(1)

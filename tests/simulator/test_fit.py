@@ -3,8 +3,10 @@
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from torch.nn.functional import dropout
 
 from fedglad.config import ConfigError, load, simulate
 from fedglad.data.digits import Digits
+from fedglad.fit import check
 from fedglad.runs import execute
 
 from .support import Normed, tiny_data
@@ -180,3 +183,26 @@ def test_trying_takes_no_time():
     for _ in range(10):
         config.plan(data=data)
     assert time.perf_counter() - begin < 2.0  # building the model included
+
+
+class Reads(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.embedding(x.long(), torch.zeros(5, 2)).mean(1)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A model of texts that knows five ids."""
+
+    classes: int = 2
+    reads: ClassVar[dict[str, str]] = {"tokenizer": "its-own"}
+
+    def build(self) -> nn.Module:
+        return Reads()
+
+
+def test_ids_that_a_model_does_not_know_are_a_matter_of_the_tokenizer():
+    x, y = torch.tensor([[1, 2], [3, 9]]), torch.tensor([0, 1])
+    data: Any = SimpleNamespace(clients=1, size=len, client=None, test=lambda: (x, y))
+    with pytest.raises(ValueError, match=r"set data.tokenizer=its-own, whose ids it knows, or a"):
+        check(Reads(), data, "reader", Reader())

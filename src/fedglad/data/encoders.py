@@ -104,15 +104,17 @@ def _cached(source: str, length: int) -> tuple[Callable[[list[str]], list[list[i
 
 def _transformers(source: str, length: int) -> tuple[Callable[[list[str]], list[list[int]]], int]:
     local = (folder := Path(source).expanduser()).is_dir()
+    transformers = _imported("transformers")
     try:
-        tokenizer = _imported("transformers").AutoTokenizer.from_pretrained(
-            str(folder) if local else source
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            str(folder) if local else source, trust_remote_code=False
         )
     except (OSError, ValueError) as error:
-        first = str(error).strip().partition("\n")[0]
+        first = str(error).strip().partition("\n")[0].rstrip(".")
         raise DataError(
-            f"no tokenizer {source!r}: {first} Choose {', '.join(CACHED)}, words, a folder, "
-            "or a name on the model hub, which must be within reach the first time"
+            f"no tokenizer {source!r}: {first}. It must be a folder, or a name on the model hub, "
+            "which has to be within reach the first time; without a hub there are the presets "
+            "20news-minilm and agnews-76k-minilm, and data.tokenizer = 'minilm' or 'words'"
         ) from None
     if tokenizer.pad_token_id is None:
         raise DataError(f"the tokenizer of {source} cannot pad: choose one of an encoder")

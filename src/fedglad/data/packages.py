@@ -1,5 +1,6 @@
 """Package clients: what npm and pip are set up for, so that a company's mirror serves as well."""
 
+import errno
 import importlib.util
 import re
 import shutil
@@ -86,6 +87,8 @@ def _asked(command: list[str], what: str, complaint: str, wanted: str, scratch: 
     )
     made = sorted(folder.glob(wanted))
     if done.returncode or not made:
+        if full := re.search(r"No space left on device|ENOSPC", done.stderr):
+            raise OSError(errno.ENOSPC, full.group(), str(folder))
         said = re.findall(rf"^{complaint} (.+)", done.stderr, re.MULTILINE)
         reason = "; ".join(said[:2]) or " ".join(done.stderr.split())[-200:]
         raise DataError(f"{what} failed: {reason or 'it left no archive'}")

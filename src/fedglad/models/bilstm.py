@@ -62,6 +62,11 @@ class BiLSTM:
         return TextLSTM(vectors, self.hidden, self.dropout, self.classes)
 
     @property
+    def needs(self) -> tuple[str, ...]:
+        """What has to be in the cache."""
+        return (self.vectors,)
+
+    @property
     def reads(self) -> dict[str, Any]:
         """What the settings of its data must be: an id is a word of one vocabulary."""
         return {"source": self.data, "tokenizer": "words", "strip": self.strip}

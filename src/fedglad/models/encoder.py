@@ -1,6 +1,6 @@
 """Pretrained encoders of Hugging Face's transformers, with a head that classifies texts."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +62,16 @@ class Encoder:
         """The model; what is not pretrained starts as transformers has it."""
         with _quiet():
             model = self._packaged() if self.source in encoders.CACHED else self._found()
+        if model.config.pad_token_id is None:
+            raise ValueError(
+                f"model.source = {self.source!r} has no id that pads texts: choose an encoder"
+            )
         return TextEncoder(model, mask=self.mask, lora=self.lora)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What has to be in the cache."""
+        return tuple({self.source} & {*encoders.CACHED})
 
     @property
     def reads(self) -> dict[str, Any]:
@@ -87,13 +96,24 @@ class Encoder:
 
         folder = Path(self.source).expanduser()
         source = str(folder) if folder.is_dir() else self.source
+        safe: dict[str, Any] = {"trust_remote_code": False}  # else somebody's code may be run
         try:
-            config = AutoConfig.from_pretrained(source, num_labels=self.classes)
+            config = AutoConfig.from_pretrained(source, num_labels=self.classes, **safe)
             if self.weights == "random":
-                return AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
-            return AutoModelForSequenceClassification.from_pretrained(
-                source, config=config, dtype=torch.float32, ignore_mismatched_sizes=True
+                return AutoModelForSequenceClassification.from_config(
+                    config, dtype=torch.float32, **safe
+                )
+            model, told = AutoModelForSequenceClassification.from_pretrained(
+                source,
+                config=config,
+                dtype=torch.float32,
+                ignore_mismatched_sizes=True,  # of a head for other classes
+                output_loading_info=True,
+                **safe,
             )
+            if lacking := _lacking(model, told):
+                raise ValueError(f"its weights do not fit its config.json: {lacking}")
+            return model
         except (OSError, ValueError) as error:
             said = " ".join(str(error).split("\n")[0].split())
             if folder.is_dir():
@@ -109,7 +129,7 @@ class TextEncoder(Partial):
     def __init__(self, model: Any, *, mask: bool, lora: int) -> None:
         super().__init__()
         self.mask = mask
-        self.pad = int(model.config.pad_token_id or 0)
+        self.pad = int(model.config.pad_token_id)
         self.model: Any = _adapted(model, lora) if lora else model
         self.freeze()
         self.train()  # transformers gives it as for evaluation
@@ -151,6 +171,16 @@ def _adapted(model: Any, rank: int) -> Any:
     for parameter in head:
         parameter.requires_grad_(True)
     return model
+
+
+def _lacking(model: Any, told: Mapping[str, Any]) -> str:
+    """Which of the encoder's own tensors the weights did not give; a pooler may be new."""
+    misshaped = [
+        found[0] if isinstance(found, tuple) else found for found in told["mismatched_keys"]
+    ]
+    absent = [name for name in told["missing_keys"] if ".pooler." not in name]
+    names = [name for name in sorted({*misshaped, *absent}) if _inner(model, name)]
+    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else "".join(names)
 
 
 def _inner(model: Any, name: str) -> bool:

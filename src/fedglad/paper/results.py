@@ -19,8 +19,9 @@ from fedglad.compare import run_folders
 from fedglad.config import FORMAT, Config, ConfigError, load
 from fedglad.paper.cells import PaperError
 from fedglad.presets import shortened
-from fedglad.runs import Run, RunError
+from fedglad.runs import Run, RunError, summarise
 from fedglad.settings import flat
+from fedglad.sweep import first_rounds
 
 RUNS, RESULTS = Path("runs") / "paper", Path("results")
 DIGITS = 6  # of GSI and factors: a deep model has hundreds in a round
@@ -53,7 +54,7 @@ class Result:
     def columns(self) -> Columns:
         """The rounds."""
         if self.path.is_dir():
-            return columns(Run(self.path).rounds())
+            return columns(Run(self.path).rounds()[: self.config.rounds])
         return json.loads(self.path.read_text("utf-8"))["rounds"]
 
     @property
@@ -161,18 +162,39 @@ def read(path: Path) -> Result | None:
         raise PaperError(f"{path} cannot be read: {error}") from None
 
 
-def export(paths: Sequence[Path], to: Path) -> tuple[list[Path], list[str]]:
-    """Writes the finished runs among the paths as files of results/; those, and notes on others."""
+def first(folder: Path, rounds: int) -> Result | None:
+    """The first rounds of a run, finished or not, as the run that ends there; None if it has fewer.
+
+    The server's rate falls as in the whole run.
+    """
+    try:
+        config, found = load(folder / "config.toml")[1], Run(folder).rounds()[:rounds]
+        summary = {**summarise(found), **_made(Run(folder).summary)}
+    except (RunError, ConfigError, ValueError, OSError) as error:
+        raise PaperError(f"{folder} cannot be read: {error}") from None
+    if len(found) < rounds:
+        return None
+    return Result(folder, first_rounds(config, rounds), summary)
+
+
+def export(
+    paths: Sequence[Path], to: Path, *, rounds: int | None = None
+) -> tuple[list[Path], list[str]]:
+    """Writes the finished runs among the paths as files of results/; those, and notes on others.
+
+    With `rounds`, the first so many of all runs that have them, which are then shortened ones.
+    """
     written: list[Path] = []
     notes: list[str] = []
     for folder in dict.fromkeys(found for path in paths for found in run_folders(path)):
         try:
-            result = read(folder)
+            result = first(folder, rounds) if rounds else read(folder)
         except PaperError as error:
             notes.append(str(error))
             continue
         if result is None:
-            notes.append(f"{folder} is left out: unfinished")
+            why = f"fewer than {rounds} rounds" if rounds else "unfinished"
+            notes.append(f"{folder} is left out: {why}")
             continue
         target, text = to / result.name, _text(result.to_dict())
         to.mkdir(parents=True, exist_ok=True)
@@ -180,6 +202,11 @@ def export(paths: Sequence[Path], to: Path) -> tuple[list[Path], list[str]]:
             write_text(target, text)
         written.append(target)
     return written, notes
+
+
+def _made(summary: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Where and with what a finished run was made; else it is taken to be here and now."""
+    return {key: summary[key] for key in ("versions", "machine")} if summary else {}
 
 
 def _text(tree: Mapping[str, Any]) -> str:

@@ -32,7 +32,7 @@ def posts_of(folder: Path) -> None:
         content, at = joined(posts[part][key] for key in ordered)
         labels = [groups.index(group) for group, _ in ordered]
         arrays |= {f"{part}_text": content, f"{part}_at": at, f"{part}_y": np.array(labels)}
-    np.savez(folder / RAW.name, allow_pickle=False, **arrays)
+    np.savez(folder / RAW.name, **arrays)
 
 
 def prepare(raw: Path) -> dict[str, np.ndarray]:
