@@ -69,7 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },  # reads a run's folder, never trains
     "cli_report": {"report", "terminal"},
     "cli_track": {"report", "terminal"},
-    "cli_paper": {"cli_data", "paper", "runs", "settings", "sweep", "terminal"},
+    "cli_paper": {"cli_data", "data", "paper", "runs", "settings", "sweep", "terminal"},
     "cli": TRAINING
     | {"simulation", "presets", "config", "runs", "sweep", "compare", "terminal", "cli_data"}
     | {"catalogue", "data", "tune", "paper", "cli_paper", "cli_flower"}

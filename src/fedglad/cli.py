@@ -26,6 +26,7 @@ from fedglad.cli_track import app as track_app
 from fedglad.config import ConfigError, find, load, parse_value
 from fedglad.data import partition as partitions
 from fedglad.paper.experiments import EXPERIMENTS
+from fedglad.paper.settings import written_out
 from fedglad.presets import PRESETS
 from fedglad.runs import Interrupted, Run, RunError, execute, make_folder
 from fedglad.settings import CompareError, label
@@ -209,7 +210,12 @@ def sweep(
 @app.command()
 def tune(
     source: Source,
-    grid: Grids = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=V1,V2", help="Values to try: server.lr=0.5,1, or server.lr=paper."
+        ),
+    ] = None,
     set_: Settings = None,
     share: Annotated[float, typer.Option(help="Which share of the rounds is run.")] = tuning.SHARE,
     trials: Annotated[
@@ -223,7 +229,9 @@ def tune(
 ) -> None:
     """Choose settings by the mean training loss of the first rounds, as the paper does."""
     with _mistakes():
-        plan = tuning.plan(source, grid or [], _settings(set_ or []), out, share=share)
+        settings = _settings(set_ or [])
+        grids = written_out(grid or [], load(source, settings)[1].to_dict())
+        plan = tuning.plan(source, grids, settings, out, share=share)
         for task in plan.tasks:
             bring(task.config)
         wanted = min(trials or len(plan.tasks), len(plan.tasks))

@@ -7,7 +7,7 @@ import textwrap
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from fedglad.cli_data import bring
+from fedglad.data.sources import DataError
 from fedglad.paper import formats, plots, results, work
 from fedglad.paper.cells import PaperError
 from fedglad.paper.experiments import EXPERIMENTS, find
@@ -22,7 +23,7 @@ from fedglad.paper.results import RESULTS, RUNS, Library
 from fedglad.paper.tables import Table, table
 from fedglad.runs import Interrupted, RunError, make_folder
 from fedglad.settings import label
-from fedglad.sweep import DONE, ENDS, Event, sweep
+from fedglad.sweep import DONE, ENDS, Event, Task, sweep
 from fedglad.terminal import WIDE, ShowSweep, complain, console, error, warn
 
 app = typer.Typer(
@@ -56,7 +57,7 @@ def show_list(
 ) -> None:
     """Every experiment: what it shows, what it costs here, and what is done."""
     library = _library(out, kept)
-    speeds = work.Speeds(library)
+    speeds = work.Speeds(library, tell=complain.print)
     found = {name: work.status(one, library, speeds) for name, one in EXPERIMENTS.items()}
     if as_json:
         told = {
@@ -70,12 +71,12 @@ def show_list(
         row = found[name]
         about = one.about + _remarks(row)
         done = f"{row.done}" + (f" + {row.shortened} shortened" if row.shortened else "")
-        hours = (_hours(row.hours), _hours(row.hours_left))
+        hours = [_hours(value, more=row.unmeasured > 0) for value in (row.hours, row.hours_left)]
         grid.add_row(name, one.where, str(row.cells), str(row.runs), done, *hours, escape(about))
     _wide().print(grid)
     console.print(
-        "Hours are those of one core of this machine, without what this version lacks; experiments "
-        "share runs, and what one has run the others need not.",
+        "Hours are those of one core of this machine; experiments share runs, and what one has run "
+        "the others need not.",
         soft_wrap=True,
     )
     for basis in sorted({line for row in found.values() for line in row.basis}):
@@ -104,7 +105,7 @@ def run(
 ) -> None:
     """Run what is missing of an experiment; the same command goes on after any interruption."""
     ends: dict[Path, Event] = {}
-    todo = work.Work([], 0, {})
+    todo, ready = work.Work([], 0, {}), list[Task]()
     try:
         library = _library(out, kept)
         experiment = find(name)
@@ -112,12 +113,11 @@ def run(
             experiment, library, out, only=only or [], seeds=_seeds(seeds), rounds=rounds
         )
         _tell(todo)
-        for task in todo.tasks:
-            bring(task.config)
+        ready = _brought(todo.tasks)
         make_folder(out)
         with (
-            ShowSweep(todo.tasks, quiet=False) as show,
-            closing(sweep(todo.tasks, jobs=jobs or os.cpu_count() or 1)) as events,
+            ShowSweep(ready, quiet=False) as show,
+            closing(sweep(ready, jobs=jobs or os.cpu_count() or 1)) as events,
         ):
             for event in events:
                 show.event(event)
@@ -135,7 +135,7 @@ def run(
     failed = [event for event in ends.values() if event.what not in DONE]
     for event in failed:
         error(f"{label(event.task.settings)}: {event.reason}  (log: {event.task.folder}/log.txt)")
-    if failed:
+    if failed or len(ready) < len(todo.tasks):
         raise typer.Exit(1)
     console.print(f"The table: fedglad paper table {name}", soft_wrap=True)
 
@@ -244,6 +244,28 @@ def _tell(todo: work.Work) -> None:
         console.print(escape(f"{count} cells are left out: {reason}."), soft_wrap=True)
 
 
+def _brought(tasks: list[Task]) -> list[Task]:
+    """The tasks whose data and weights are here now; what cannot be had is told once."""
+    lacking: dict[str, list[Task]] = {}
+    reasons: dict[str, str] = {}
+    for task in tasks:
+        tree = task.config.to_dict()
+        key = json.dumps([tree["data"], tree["model"]], sort_keys=True)
+        if key not in reasons:
+            try:
+                bring(task.config)
+                reasons[key] = ""
+            except DataError as reason:
+                reasons[key] = str(reason)
+        if reasons[key]:
+            lacking.setdefault(reasons[key], []).append(task)
+    for reason, found in lacking.items():
+        more = f" and {len(found) - 1} more runs" if len(found) > 1 else ""
+        error(f"{label(found[0].settings)}{more} cannot be run: {reason}")
+    missing = {task.folder for found in lacking.values() for task in found}
+    return [task for task in tasks if task.folder not in missing]
+
+
 def _show(made: Table) -> None:
     console.print(escape(made.title), soft_wrap=True)
     grid = _grid(())
@@ -278,5 +300,8 @@ def _remarks(row: work.Status) -> str:
     return f" ({row.absent} runs: not in this version)" if row.absent else ""
 
 
-def _hours(value: Any) -> str:
-    return "-" if value is None else f"{value:,.1f}" if value < 10 else f"{value:,.0f}"
+def _hours(value: float | None, *, more: bool) -> str:
+    """`> 12` where some of its runs have a model that was not measured."""
+    if value is None:
+        return "-"
+    return ("> " if more else "") + (f"{value:,.1f}" if value < 10 else f"{value:,.0f}")

@@ -139,7 +139,7 @@ def result(plan: Plan) -> Tuning:
     )
     best = ordered[0] if ordered and ordered[0].status == "scored" else None
     grid = dict(plan.grid)
-    notes = _at_an_edge(best, plan.grid) if best else []
+    notes = [*_as_good(best, ordered), *_at_an_edge(best, plan.grid)] if best else []
     return Tuning(plan.name, plan.rounds, plan.full_rounds, grid, ordered, best, notes)
 
 
@@ -165,6 +165,13 @@ def _shortened(task: Task, rounds: int) -> Task:
 
 def _distinct(values: Sequence[Any]) -> list[Any]:
     return list({json.dumps(value): value for value in values}.values())
+
+
+def _as_good(best: Trial, trials: Sequence[Trial]) -> list[str]:
+    """In two rounds, say, γ changes no loss: the factors of the second act on the third."""
+    others = [trial for trial in trials if trial.score == best.score and trial is not best]
+    few = "; ".join(trial.arguments for trial in others[:3]) + ("; …" if len(others) > 3 else "")
+    return [f"the first rounds do not tell it from {few}: the same score"] if others else []
 
 
 def _at_an_edge(best: Trial, grid: Mapping[str, list[Any]]) -> list[str]:

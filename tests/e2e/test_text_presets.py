@@ -174,7 +174,7 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
     write_csv(raw / TEST.name, news(60, 4, 2))
     lines = [json.dumps({"label": label, "text": text}) for label, text in news(200, 4, 3)]
     (raw / POOLED.name).write_text("\n".join(lines))
-    posts: dict[str, np.ndarray] = {}
+    posts: dict[str, Any] = {}
     for part, rows in (("train", news(400, 20, 4)), ("test", news(60, 20, 5))):
         content, at = joined(text for _, text in rows)
         labels = np.array([label for label, _ in rows], np.int64)

@@ -1,5 +1,6 @@
 """Every experiment on tiny data, to its table and its figure; export, resuming, the commands."""
 
+import functools
 import json
 import os
 import platform
@@ -15,11 +16,15 @@ from PIL import Image
 from simulator.support import environment, outcome, until
 from typer.testing import CliRunner
 
+from fedglad import cli_paper
 from fedglad.cli import app
 from fedglad.config import FORMAT
+from fedglad.data import store
+from fedglad.data.sources import DataError
 from fedglad.paper import experiments, plots, work
 from fedglad.paper.cells import PaperError
 from fedglad.paper.results import Library, export, read
+from fedglad.paper.settings import DATA
 from fedglad.paper.tables import table
 from fedglad.runs import Run, execute
 from fedglad.settings import CompareError
@@ -238,13 +243,49 @@ def test_the_speed_of_finished_runs_counts_before_a_measurement(
     found = work.status(controls, library, speeds)
     assert (found.done, found.shortened) == (0, 3)
     assert found.hours == pytest.approx(12 * 50 / 2 * 50 / 3600)  # each 25 times as long
-    assert found.basis == ["cnn on MNIST: 1,285 samples/s on a core, from 1 finished run"]
+    assert found.basis == [
+        f"cnn on MNIST: 1,285 samples/s on a core, from 1 finished run on {here}"
+    ]
 
 
 def test_a_model_is_measured(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(work, "SECONDS", 0.0)
     config = TINY["controls"].cells[0].config(1)
-    assert 0 < work.measured(config, (1, 8, 8), 10) < 1e9
+    digits = replace(DATA["mnist"], shape=(1, 8, 8))
+    assert 0 < work.measured(config, digits) < 1e9
+
+
+def test_models_of_texts_are_measured_without_their_weights(monkeypatch: pytest.MonkeyPatch):
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setattr(work, "SECONDS", 0.0)
+    monkeypatch.setattr(store, "get", lambda *_, **__: pytest.fail("fetched"))
+    config = experiments.find("bilstm").cell("20NewsGroups FedAvg, BiLSTM").config(1)
+    assert 0 < work.measured(config, DATA["20news"]) < 1e9
+    sizes = {"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 32}
+    small = functools.partial(transformers.DistilBertConfig, **sizes)
+    monkeypatch.setattr(transformers.AutoConfig, "for_model", lambda kind, **own: small(**own))
+    config = experiments.find("main").cell("20NewsGroups FedAvg").config(1)
+    assert 0 < work.measured(config, DATA["20news"]) < 1e9
+
+
+def test_what_was_not_measured_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def without_texts(config: Any, data: Any) -> float:
+        if not data.shape:
+            raise ValueError("model encoder needs transformers")
+        return 500.0
+
+    monkeypatch.setattr(work, "measured", without_texts)
+    monkeypatch.setenv("FEDGLAD_CACHE", str(tmp_path))
+    told = list[str]()
+    speeds = work.Speeds(Library([]), tell=told.append)
+    found = work.status(experiments.find("main"), Library([]), speeds)
+    assert found.unmeasured == 48  # of 96: those on 20NewsGroups and AGNews
+    # MNIST: 24 runs of 1.607 M samples; CIFAR-10: 24 of 500·(22,400 + 10,000/3)
+    cifar = 500 * (22_400 + 10_000 / 3)
+    mnist = 50 * (28_800 + 10_000 / 3)
+    assert found.hours == pytest.approx(24 * (mnist + cifar) / 500 / 3600)
+    assert "encoder distilbert-base-uncased on AGNews: not measured" in found.basis
+    assert told.count("measuring cnn on MNIST, once") == 1
 
 
 # ------------------------------------------------------------------------------------ commands
@@ -271,6 +312,7 @@ def test_the_list_says_what_is_done_and_measures_once(
     assert len(asked) == count  # kept in the cache
     assert all(name in text for name in experiments.EXPERIMENTS)
     assert "1,000 samples/s on a core, from some training steps" in text
+    assert ">" not in text
 
 
 def test_the_real_list_names_what_is_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -324,12 +366,37 @@ def test_mistakes_are_told_in_a_sentence(tiny: Path):
     assert "matches no cell" in invoke("run", "main", "--only", "x", code=2)
 
 
+def test_data_out_of_reach_stops_only_the_cells_that_need_it(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[Any] = []
+
+    def bring(config: Any) -> None:
+        asked.append(config.to_dict()["model"])
+        if list(asked[-1]["hidden"]) == [4]:
+            raise DataError("no connection")
+
+    *others, pooled, smaller = TINY["controls"].cells
+    pooled = replace(pooled, overrides={**pooled.overrides, "model.hidden": [4]})
+    changed = replace(TINY["controls"], cells=(*others, pooled, smaller))
+    monkeypatch.setattr(cli_paper, "bring", bring)
+    monkeypatch.setitem(experiments.EXPERIMENTS, "controls", changed)
+    told = invoke("run", "controls", "--jobs", "1", code=1)
+    assert len(asked) == 2  # each kind of data and model once
+    assert told.count("no connection") == 1
+    assert "cell=MNIST FedAvg + pooled seed=1 and 2 more runs cannot be run: no conn" in told
+    assert len([*Path("runs/paper").glob("*/summary.json")]) == 9
+
+
 # -------------------------------------------------------------------------- real processes, kills
 
 SCRIPT = """
 import sys
+from fedglad import cli_paper
 from fedglad.cli import app
 from fedglad.config import FORMAT
+from fedglad.data import store
+from fedglad.data.sources import DataError
 from fedglad.paper import experiments
 from paper.support import shrunk
 

@@ -281,3 +281,16 @@ def test_the_bad_cohort_holds_almost_only_one_digit():
     assert max(merged, key=lambda c: merged[c]) == 0
     assert tuple(best[0]) == settings.BAD_COHORT
     assert merged[0] == pytest.approx(0.9455, abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("data", "server", "count"),
+    [("mnist", "sgd", 11), ("20news", "momentum", 11), ("agnews-76k", "adam", 10)],
+)
+def test_a_configuration_has_the_grid_of_its_method(data: str, server: str, count: int):
+    found = settings.grid("server.lr", {"data": {"name": data}, "server": {"name": server}})
+    assert len(found) == count
+    if server == "adam":
+        assert max(found) == 5e-4  # of texts
+    with pytest.raises(ValueError, match=r"the paper has no grid for server.name = 'yogi'"):
+        settings.grid("server.lr", {"data": {"name": data}, "server": {"name": "yogi"}})

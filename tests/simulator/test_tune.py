@@ -264,6 +264,25 @@ def test_values_of_any_kind_can_be_tuned(tmp_path: Path):
     assert isinstance(best.settings["sampler.cohorts"], dict)
 
 
+def test_settings_that_the_first_rounds_do_not_tell_apart_are_named(tmp_path: Path):
+    # Two rounds: s = 1 in the first, and that of the second acts on the loss of the third.
+    args = ["digits", *given(QUICK), "--grid", "adapter.gamma=0.02,0.05,0.1"]
+    done = call(*args, "--out", tmp_path)
+    assert done.exit_code == 0, done.exception
+    told = "--set adapter.gamma=0.05; --set adapter.gamma=0.1: the same score"
+    assert f"the first rounds do not tell it from {told}" in done.stdout
+
+
+def test_the_papers_grids_have_a_name(tmp_path: Path):
+    args = ["digits", *given(QUICK), "--grid", "adapter.gamma=paper", "--trials", "1", "--json"]
+    done = call(*args, "--out", tmp_path)
+    assert json.loads(done.stdout)["grid"] == {"adapter.gamma": [0.01, 0.02, 0.03, 0.04, 0.05]}
+    done = call("digits", "--grid", "client.lr=paper", "--out", tmp_path)
+    assert done.exit_code == 2
+    known = "server.lr, client.mu, adapter.gamma, client.epochs"
+    assert f"--grid client.lr=paper: the paper has grids of {known}" in said(done)
+
+
 # -------------------------------------------------------------------------------- what goes wrong
 
 

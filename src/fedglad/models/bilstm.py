@@ -4,6 +4,7 @@ Only the states at a text's last word are wanted, so only they are computed: the
 up to the longest text of the batch, the backward one, which begins at the last word, for a step.
 """
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar
@@ -15,6 +16,8 @@ from torch.nn.functional import embedding, linear
 
 from fedglad.data import texts, vectors
 from fedglad.models.texts import Partial, ends, in_pieces
+
+VOCABULARY = 10_000  # words of a model that is only timed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,11 @@ class BiLSTM:
         """The model, initialised by torch's own rules."""
         vectors = table(self.vectors, self.data, self.strip)
         return TextLSTM(vectors, self.hidden, self.dropout, self.classes)
+
+    def untrained(self) -> nn.Module:
+        """The same arithmetic for who wants to time it, over vectors of zeros."""
+        size = int(re.findall(r"(\d+)d\b", self.vectors)[0])
+        return TextLSTM(torch.zeros(VOCABULARY, size), self.hidden, self.dropout, self.classes)
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -66,6 +66,20 @@ class Encoder:
             raise ValueError(
                 f"model.source = {self.source!r} has no id that pads texts: choose an encoder"
             )
+        return TextEncoder(model, mask=self.mask, lora=self.lora)
+
+    def untrained(self) -> nn.Module:
+        """The same arithmetic for who wants to time it, without fetching anything.
+
+        Of an encoder of the hub it has the architecture's base size: for DistilBERT, its own.
+        """
+        if self.source in encoders.CACHED or Path(self.source).expanduser().is_dir():
+            return replace(self, weights="random").build()
+        with _quiet():
+            from transformers import AutoConfig, AutoModelForSequenceClassification
+
+            config = AutoConfig.for_model(self.source.partition("-")[0], num_labels=self.classes)
+            model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
         return TextEncoder(model, mask=self.mask, lora=self.lora)
 
     @property

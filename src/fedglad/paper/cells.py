@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from fedglad.config import REGISTRIES, Config, ConfigError, load
 from fedglad.paper.published import Value
+from fedglad.paper.settings import BETA, GAMMA, METHODS, MU, SEEDS, SERVER_LR
 from fedglad.paper.settings import DATA as DATA_SETS
-from fedglad.paper.settings import GAMMA, METHODS, MU, SEEDS, SERVER_LR
 from fedglad.presets import PRESETS
 
 ABSENT = "data set not in this version"
@@ -136,7 +136,7 @@ def cell(
     if method == "FedProx":
         overrides["client.mu"] = MU[data][alpha]
     if glad:
-        overrides["adapter.gamma"] = GAMMA
+        overrides |= {"adapter.gamma": GAMMA, "adapter.beta": BETA}
     plain = named(data, method, detail)
     return Cell(
         label=named(data, f"{method} + FedGLAD", detail) if glad else plain,

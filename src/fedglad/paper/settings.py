@@ -1,7 +1,10 @@
 """The hyper-parameters of the paper's appendix, as data; what it leaves open is marked as ours."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from fedglad.config import ConfigError
 
 ALPHAS = (0.1, 1.0)
 SEEDS = (1, 2, 3)
@@ -133,7 +136,41 @@ GRIDS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
 MU_GRID = (1.0, 0.1, 0.01, 0.001)
 GAMMA_GRID = (0.01, 0.02, 0.03, 0.04, 0.05)
 EPOCHS_GRID = (1, 3, 5, 10)
-TUNED_ON = 0.2  # the share of the rounds whose mean training loss decided
+
+
+def grid(key: str, tree: Mapping[str, Any]) -> tuple[float, ...]:
+    """Where the paper searched for a key of this configuration, to which it may be only similar.
+
+    >>> grid("client.mu", {})
+    (1.0, 0.1, 0.01, 0.001)
+    """
+    others = {"client.mu": MU_GRID, "adapter.gamma": GAMMA_GRID, "client.epochs": EPOCHS_GRID}
+    if key in others:
+        return others[key]
+    if key != "server.lr":
+        known = ", ".join(("server.lr", *others))
+        raise ConfigError(f"--grid {key}=paper: the paper has grids of {known}")
+    data, server = tree["data"]["name"], tree["server"]["name"]
+    images = DATA[data].images if data in DATA else not data.startswith(("20news", "agnews"))
+    for method, names in METHODS.items():
+        if names["server.name"] == server:
+            return GRIDS[method]["images" if images else "texts"]
+    raise ConfigError(f"--grid server.lr=paper: the paper has no grid for server.name = {server!r}")
+
+
+def written_out(grids: Sequence[str], tree: Mapping[str, Any]) -> list[str]:
+    """Grids of a command line, KEY=paper replaced by the paper's values for a configuration.
+
+    >>> written_out(["client.epochs=paper", "seed=1,2"], {})
+    ['client.epochs=1,3,5,10', 'seed=1,2']
+    """
+    found: list[str] = []
+    for text in grids:
+        key, _, values = text.partition("=")
+        theirs = grid(key.strip(), tree) if values.strip() == "paper" else ()
+        found.append(f"{key}={','.join(map(str, theirs))}" if theirs else text)
+    return found
+
 
 SCAFFOLD_EPOCHS = 1  # on images; with E = 5 it did not converge, on CIFAR-10 not even so
 

@@ -5,7 +5,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -19,11 +19,12 @@ from fedglad.data.store import cache_folder
 from fedglad.engines import threads
 from fedglad.paper.cells import Experiment, PaperError
 from fedglad.paper.results import Library
-from fedglad.paper.settings import DATA
+from fedglad.paper.settings import DATA, DataSet
 from fedglad.sweep import Task
 
 TESTING = 1 / 3  # the share of a training sample's cost that a test sample has: no backward pass
 SECONDS = 2.0  # of measuring a model
+TEXTS, LENGTH, WORDS = 8, 128, 1000  # of a batch that is timed: few, or it takes long
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def plan(
 
 @dataclass(frozen=True)
 class Status:
-    """An experiment in numbers; hours are those of one core, None where none is measured."""
+    """An experiment in numbers; hours are those of one core, without `unmeasured` runs."""
 
     cells: int
     runs: int
@@ -81,6 +82,7 @@ class Status:
     shortened: int
     hours: float | None
     hours_left: float | None
+    unmeasured: int
     basis: list[str]
 
 
@@ -108,6 +110,7 @@ def status(experiment: Experiment, library: Library, speeds: "Speeds") -> Status
         shortened=shortened,
         hours=_hours([cost for _, cost in seconds.values()]) if seconds else None,
         hours_left=_hours([c for here, c in seconds.values() if not here]) if seconds else None,
+        unmeasured=sum(cost is None for _, cost in seconds.values()),
         basis=sorted({speeds.basis(c.data, c.config(1)) for c in experiment.cells if not c.absent}),
     )
 
@@ -125,13 +128,13 @@ def samples(data: str, config: Config) -> float:
 
 
 class Speeds:
-    """Samples a second on one core: of the runs made here, else measured once and kept."""
+    """Samples a second on one core: of runs on such machines, else measured once and kept."""
 
-    def __init__(self, library: Library, *, measure: bool = True) -> None:
-        self.measure = measure
+    def __init__(self, library: Library, *, tell: Callable[[str], None] = lambda _: None) -> None:
+        self.tell = tell  # what is being measured, which takes some seconds
         self._measured: dict[str, float] | None = None
         self._seen: dict[str, list[float]] = {}
-        here = f"{platform.machine()}, {os.cpu_count()} cores"
+        here = _machine()
         for result in library.all():
             tree, seconds = result.config.to_dict(), result.summary.get("seconds")
             data, alone = str(tree["data"]["name"]), tree["engine"]["name"] == "serial"
@@ -153,42 +156,57 @@ class Speeds:
             return f"{name}: not measured"
         runs = len(self._seen.get(name, ()))
         source = f"{runs} finished run{'s' * (runs > 1)}" if runs else "some training steps"
-        return f"{name}: {speed:,.0f} samples/s on a core, from {source}"
+        source += f" on {_machine()}" if runs else ""
+        return f"{name}: {speed:,.{1 if speed < 10 else 0}f} samples/s on a core, from {source}"
 
     def _kept(self, data: str, config: Config) -> float | None:
-        shape = DATA[data].shape
-        if shape is None:
-            return None
         path = cache_folder() / "paper-speed.json"
         if self._measured is None:
             self._measured = _load(path)
         name = f"{_model(data, config)}, torch {torch.__version__}, {platform.machine()}"
-        if name not in self._measured and self.measure:
-            self._measured[name] = measured(config, shape, DATA[data].classes)
+        if name not in self._measured:
+            self.tell(f"measuring {_model(data, config)}, once")
+            try:
+                self._measured[name] = measured(config, DATA[data])
+            except ValueError:  # a package that it needs is not installed
+                return None
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, json.dumps(self._measured, indent=2))
         return self._measured.get(name)
 
 
-def measured(config: Config, shape: Sequence[int], classes: int) -> float:
-    """Training samples a second of the configuration's model on one core, from random inputs."""
-    model = config.sections["model"].build().train()
-    batch = int(config.to_dict()["client"]["batch_size"])
-    x, y = torch.rand(batch, *shape), torch.arange(batch) % classes
+def measured(config: Config, data: DataSet) -> float:
+    """Training samples a second of the configuration's model on one core, from random inputs.
+
+    By the processor's time: what else the machine does should not count.
+    """
+    settings = config.sections["model"]
+    model = getattr(settings, "untrained", settings.build)().train()
+    batch = int(config.to_dict()["client"]["batch_size"]) if data.shape else TEXTS
+    x = torch.rand(batch, *data.shape) if data.shape else torch.randint(1, WORDS, (batch, LENGTH))
+    y = torch.arange(batch) % data.classes
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     took: list[float] = []
     with threads(1), torch.random.fork_rng(devices=[]):
-        while len(took) < 4 or sum(took) < SECONDS:
-            begin = time.perf_counter()
+        while len(took) < 2 or sum(took) < SECONDS:
+            begin = time.process_time()
             optimizer.zero_grad()
             cross_entropy(model(x), y).backward()
             optimizer.step()
-            took.append(time.perf_counter() - begin)
+            took.append(time.process_time() - begin)
     return batch / median(took[1:])
 
 
 def _model(data: str, config: Config) -> str:
-    return f"{config.to_dict()['model']['name']} on {DATA[data].title}"
+    """Its kind: other vectors or another encoder have another speed."""
+    told = config.to_dict()["model"]
+    kind = " ".join(str(told[key]) for key in ("name", "source", "vectors") if key in told)
+    return f"{kind} on {DATA[data].title}"
+
+
+def _machine() -> str:
+    """As a run's summary has it."""
+    return f"{platform.machine()}, {os.cpu_count()} cores"
 
 
 def _load(path: Path) -> dict[str, float]:

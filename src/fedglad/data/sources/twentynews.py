@@ -1,6 +1,7 @@
 """20 Newsgroups "bydate": 18,846 Usenet posts of 1993 in 20 groups (Lang 1995), headers and all."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ def posts_of(folder: Path) -> None:
     for path, content in walk(archive.name, archive):
         top, group, name = path.rsplit("/", 2)
         posts[top.removeprefix("20news-bydate-")][group, name] = content.read().decode("latin-1")
-    arrays: dict[str, np.ndarray] = {}
+    arrays: dict[str, Any] = {}
     for part, count in COUNTS.items():
         if len(posts[part]) != count:
             raise DataError(f"{archive.name} has {len(posts[part]):,} {part} posts, not {count:,}")
