@@ -352,8 +352,8 @@ def _known(section: str, given: Mapping[str, Any], valid: list[str]) -> None:
 
 def _closest(word: str, valid: list[str], *, before: str = "", after: str = "") -> str:
     """The most similar word, as part of a key, or all of them."""
-    close = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
-    if not close:
+    begun = [name for name in valid if word and name.startswith(word)]
+    if not (close := begun or difflib.get_close_matches(word, valid, n=1, cutoff=0.5)):
         return f": choose from {', '.join(valid)}"
     return f": did you mean {before + close[0] + after!r}?"
 
