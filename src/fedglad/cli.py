@@ -280,6 +280,8 @@ def show_compare(
         sys.stdout.write(json.dumps(found.to_dict(), indent=2) + "\n")
     else:
         show_comparison(found)
+        if plot:
+            console.print(f"Picture: {escape(str(plot))}", soft_wrap=True)
 
 
 def _listed(kind: str) -> dict[str, str]:

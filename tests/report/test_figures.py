@@ -635,6 +635,12 @@ def verdict(folder: Path, records: list[dict[str, Any]], planned: int | None = N
     return payload([read(write(folder, records, config=config))])["verdict"]
 
 
+def test_a_run_with_fewer_rounds_than_its_preset_is_called_shortened(tmp_path: Path):
+    config = changed(data__name="mnist") | {"model": {"name": "cnn"}}
+    told = payload([read(write(tmp_path / "a", [record(t) for t in range(3)], config=config))])
+    assert "Shortened: 3 of 50 rounds." in told["notes"]
+
+
 def test_a_healthy_run(tmp_path: Path):
     # the best window .9, the last one exactly 10 points below: not yet a collapse
     found = rounds([0.1] + [0.9] * 10 + [0.8] * 10)

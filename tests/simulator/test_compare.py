@@ -120,6 +120,18 @@ def test_one_run_has_no_spread(finished: Any):
     assert (group.label, group.mean, group.std, group.difference) == ("all runs", 0.5, None, None)
 
 
+def test_runs_with_fewer_rounds_than_their_preset_are_called_shortened(finished: Any):
+    cnn = {"data__name": "mnist", "model__name": "cnn"}
+    short = [finished(0.5, rounds=2, adapter__name=name, **cnn) for name in ("none", "glad")]
+    assert compare(short).notes == ["all runs are shortened: 2 of 50 rounds"]
+    whole = finished(0.5, rounds=50, **cnn)
+    both = compare([short[0], whole]).notes
+    assert any(note.endswith("is shortened: 2 of 50 rounds") for note in both)
+    alone = {"data__partition": "centralised", "data__clients": 1, "sampler__clients_per_round": 1}
+    assert compare([finished(0.5, rounds=2, **cnn, **alone)]).notes == []  # rounds are epochs
+    assert compare([finished(0.5, rounds=2)]).notes == []  # digits are for trying out
+
+
 # ---------------------------------------------------------------------------- curves and stability
 
 
