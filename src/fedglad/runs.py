@@ -315,8 +315,13 @@ def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
             "numpy": np.__version__,
             "format": FORMAT,
         },
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "machine": machine(),
     }
+
+
+def machine() -> str:
+    """What kind of machine this is."""
+    return f"{platform.machine()}, {os.cpu_count()} cores"
 
 
 @contextmanager

@@ -286,6 +286,7 @@ def test_what_was_not_measured_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     assert found.hours == pytest.approx(24 * (mnist + cifar) / 500 / 3600)
     assert "encoder distilbert-base-uncased on AGNews: not measured" in found.basis
     assert told.count("measuring cnn on MNIST, once") == 1
+    assert told.count("measuring encoder distilbert-base-uncased on AGNews, once") == 1
 
 
 # ------------------------------------------------------------------------------------ commands

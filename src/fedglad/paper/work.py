@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from fedglad.engines import threads
 from fedglad.paper.cells import Experiment, PaperError
 from fedglad.paper.results import Library
 from fedglad.paper.settings import DATA, DataSet
+from fedglad.runs import machine
 from fedglad.sweep import Task
 
 TESTING = 1 / 3  # the share of a training sample's cost that a test sample has: no backward pass
@@ -132,9 +132,9 @@ class Speeds:
 
     def __init__(self, library: Library, *, tell: Callable[[str], None] = lambda _: None) -> None:
         self.tell = tell  # what is being measured, which takes some seconds
-        self._measured: dict[str, float] | None = None
+        self._measured: dict[str, float | None] | None = None
         self._seen: dict[str, list[float]] = {}
-        here = _machine()
+        here = machine()
         for result in library.all():
             tree, seconds = result.config.to_dict(), result.summary.get("seconds")
             data, alone = str(tree["data"]["name"]), tree["engine"]["name"] == "serial"
@@ -156,7 +156,7 @@ class Speeds:
             return f"{name}: not measured"
         runs = len(self._seen.get(name, ()))
         source = f"{runs} finished run{'s' * (runs > 1)}" if runs else "some training steps"
-        source += f" on {_machine()}" if runs else ""
+        source += f" on {machine()}" if runs else ""
         return f"{name}: {speed:,.{1 if speed < 10 else 0}f} samples/s on a core, from {source}"
 
     def _kept(self, data: str, config: Config) -> float | None:
@@ -169,10 +169,11 @@ class Speeds:
             try:
                 self._measured[name] = measured(config, DATA[data])
             except ValueError:  # a package that it needs is not installed
-                return None
+                self._measured[name] = None
+            known = {key: speed for key, speed in self._measured.items() if speed is not None}
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps(self._measured, indent=2))
-        return self._measured.get(name)
+            write_text(path, json.dumps(known, indent=2))
+        return self._measured[name]
 
 
 def measured(config: Config, data: DataSet) -> float:
@@ -204,14 +205,9 @@ def _model(data: str, config: Config) -> str:
     return f"{kind} on {DATA[data].title}"
 
 
-def _machine() -> str:
-    """As a run's summary has it."""
-    return f"{platform.machine()}, {os.cpu_count()} cores"
-
-
-def _load(path: Path) -> dict[str, float]:
+def _load(path: Path) -> dict[str, float | None]:
     try:
-        found: Mapping[str, float] = json.loads(path.read_text("utf-8"))
+        found: Mapping[str, float | None] = json.loads(path.read_text("utf-8"))
         return dict(found)
     except (OSError, ValueError, TypeError):  # it is measured anew
         return {}
