@@ -63,7 +63,7 @@ def test_a_folder_with_a_tokenizer_is_a_source(tmp_path: Path):
 
 def test_a_source_that_is_none_is_told(tmp_path: Path):
     with pytest.raises(
-        DataError, match=r"no tokenizer 'no/such': .*Choose minilm, words, a folder"
+        DataError, match=r"no tokenizer 'no/such': .*without a hub there are the presets"
     ):
         encoders.tokenise("no/such", TEXTS, 8)
     (tmp_path / "empty").mkdir()
