@@ -260,7 +260,8 @@ def _brought(tasks: list[Task]) -> list[Task]:
         if reasons[key]:
             lacking.setdefault(reasons[key], []).append(task)
     for reason, found in lacking.items():
-        more = f" and {len(found) - 1} more runs" if len(found) > 1 else ""
+        others = len(found) - 1
+        more = f" and {others} more run{'s' * (others > 1)}" if others else ""
         error(f"{label(found[0].settings)}{more} cannot be run: {reason}")
     missing = {task.folder for found in lacking.values() for task in found}
     return [task for task in tasks if task.folder not in missing]

@@ -110,7 +110,7 @@ def _transformers(source: str, length: int) -> tuple[Callable[[list[str]], list[
             str(folder) if local else source, trust_remote_code=False
         )
     except (OSError, ValueError) as error:
-        first = str(error).strip().partition("\n")[0].rstrip(".")
+        first = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
         raise DataError(
             f"no tokenizer {source!r}: {first}. It must be a folder, or a name on the model hub, "
             "which has to be within reach the first time; without a hub there are the presets "
