@@ -141,7 +141,7 @@ def show(
     partition: Annotated[
         str | None, typer.Option(help=f"One of {', '.join(partitions.REGISTRY)}.")
     ] = None,
-    alpha: Annotated[float | None, typer.Option(help="Of label-skew and dirichlet.")] = None,
+    alpha: Annotated[float | None, typer.Option(help="Of partitions that have one.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the partition.")] = None,
     set_: Annotated[
         list[str] | None,

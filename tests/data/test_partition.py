@@ -12,6 +12,7 @@ from fedglad.data.partition import (
     REGISTRY,
     Centralised,
     Dirichlet,
+    FedNLP,
     Iid,
     LabelSkew,
     Natural,
@@ -34,7 +35,7 @@ def make(name: str, n: int, clients: int, **settings: Any) -> tuple[Partition, i
 
 
 def split(name: str, labels: np.ndarray, clients: int, seed: int = 0, **settings: Any):
-    partition, clients = make(name, len(labels), clients, **settings)
+    partition, clients = make(name, len(labels), clients, seed=seed, **settings)
     return partition.split(labels, clients, stream(seed, "partition"))
 
 
@@ -51,6 +52,8 @@ def test_every_index_once_and_every_client_at_least_one(name, sizes, share, alph
     labels = np.repeat(np.arange(len(sizes)), sizes) * stretch - 7
     labels = stream(seed, "order").permutation(labels)
     n, clients = len(labels), max(1, round(share * len(labels)))
+    if name == "fednlp":
+        alpha = max(alpha, 0.1)  # what it refuses is below
     parts = split(name, labels, clients, seed, alpha=alpha)
     assert sorted(np.concatenate(parts).tolist()) == list(range(n))
     assert len(parts) == (1 if name == "centralised" else clients)
@@ -141,13 +144,14 @@ def test_an_unknown_name_is_met_with_the_closest():
         ValueError, match="unknown partition 'label_skew': did you mean 'label-skew'"
     ):
         named("label_skew")
-    with pytest.raises(ValueError, match="'xyz': choose from label-skew, dirichlet, iid, shards"):
+    with pytest.raises(ValueError, match="'xyz': choose from label-skew, fednlp, dirichlet, iid"):
         named("xyz")
 
 
 def test_a_named_partition_takes_the_settings_it_has():
     given = {"alpha": 0.5, "classes_per_client": 3, "sigma": 2.0, "key": "keys.txt"}
     assert named("label-skew", **given) == LabelSkew(alpha=0.5)
+    assert named("fednlp", **given, seed=3) == FedNLP(alpha=0.5, seed=3)
     assert named("dirichlet", **given) == Dirichlet(alpha=0.5)
     assert named("iid", **given) == Iid()
     assert named("shards", **given) == Shards(classes_per_client=3)

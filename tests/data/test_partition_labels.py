@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedglad.data.partition import Dirichlet, LabelSkew, Shards
+from fedglad.data.partition import Dirichlet, FedNLP, LabelSkew, Shards
 from fedglad.data.partition.dirichlet import dirichlet_counts
 from fedglad.data.partition.label_skew import label_skew_counts
 from fedglad.data.partition.shards import shards_by_class
@@ -146,6 +146,50 @@ def test_the_two_conventions_of_alpha():
         assert 0.62 < np.mean([top_share(labels, parts) for parts in found]) < 0.70
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("alpha", [0.1, 1.0])
+def test_fednlps_draws_one_after_the_other(alpha, seed):
+    """The order of the original's draws: classes shuffled, a draw thrown away, client after client.
+
+    Every client then takes the next ones of each class, so its counts say which.
+    """
+    labels = stream(seed, "order").permutation(labels_of(MNIST))
+    legacy = np.random.RandomState(seed)
+    piles = [np.flatnonzero(labels == c) for c in range(10)]
+    for pile in piles:
+        legacy.shuffle(pile)
+    concentration = [alpha * (size / 60_000) for size in MNIST]
+    legacy.dirichlet(concentration)
+    shares = np.array([legacy.dirichlet(concentration) for _ in range(99)])
+    ends = np.cumsum(in_words(shares, MNIST), axis=0)
+    parts = FedNLP(alpha=alpha, seed=seed).split(labels, 100, stream(0, "unused"))
+    assert [len(part) for part in parts] == [600] * 100
+    for k, part in enumerate(parts):
+        begin = ends[k - 1] if k else np.zeros(10, int)
+        own = [pile[a:b] for pile, a, b in zip(piles, begin, ends[k], strict=True)]
+        assert set(part) == set(np.concatenate(own))
+
+
+def test_fednlp_depends_on_its_own_seed_alone():
+    labels = labels_of(MNIST)
+    first, same = (FedNLP().split(labels, 100, stream(s, "p")) for s in (0, 1))
+    other = FedNLP(seed=1).split(labels, 100, stream(0, "p"))
+    assert all((a == b).all() for a, b in zip(first, same, strict=True))
+    assert any((a != b).any() for a, b in zip(first, other, strict=True))
+
+
+def test_fednlp_refuses_an_alpha_below_the_legacy_generators_range():
+    # Gamma draws with a shape of 1e-4/2 are U^20000, 0 in doubles for almost every U.
+    with pytest.raises(ValueError, match=r"FedNLP\(alpha=0.0001\): too small for NumPy's legacy"):
+        FedNLP(alpha=1e-4).split(labels_of([10, 10]), 5, stream(0, "p"))
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_fednlp_refuses_a_seed_that_the_legacy_generator_does_not_take(seed):
+    with pytest.raises(ValueError, match=rf"FedNLP\(seed={seed}\): the legacy generator takes 0"):
+        FedNLP(seed=seed)
+
+
 def test_dirichlet_cuts_each_class_at_the_cumulated_shares():
     # class 0, 10 samples, shares .25 .5 .25: cut at ⌊2.5⌋ = 2 and ⌊7.5⌋ = 7, so 2, 5, 3.
     # class 1, 3 samples, shares 0 .5 .5: cut at 0 and ⌊1.5⌋ = 1, so 0, 1, 2.
@@ -205,7 +249,7 @@ def test_dirichlet_refuses_a_least_that_cannot_be():
         Dirichlet(least=0)
 
 
-@pytest.mark.parametrize("kind", [LabelSkew, Dirichlet])
+@pytest.mark.parametrize("kind", [LabelSkew, FedNLP, Dirichlet])
 @pytest.mark.parametrize("alpha", [0, -1, math.inf, math.nan, 1e-101, 1e101])
 def test_an_impossible_alpha_is_refused(kind, alpha):
     with pytest.raises(

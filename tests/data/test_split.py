@@ -44,7 +44,7 @@ def test_every_field_says_what_it_means():
 def test_owners_are_those_of_the_partition_with_its_settings(name):
     given: dict[str, Any] = {"alpha": 0.7, "classes_per_client": 3, "sigma": 0.4}
     owners = Split(clients=12, partition=name, seed=5, **given).owners(LABELS)
-    expected = named(name, **given).split(LABELS, 12, stream(5, "partition"))
+    expected = named(name, seed=5, **given).split(LABELS, 12, stream(5, "partition"))
     assert [part.tolist() for part in owners] == [part.tolist() for part in expected]
 
 

@@ -16,6 +16,7 @@ from .support import TINY, outcome
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "uniform": {},
+    "fedml": {},
     "scripted": {"cohorts": {"2": [1, 7]}, "largest_class": {"4": 3}},
     "md": {},
     "adafl": {"alpha": 0.5},

@@ -11,6 +11,7 @@ import pytest
 from fedglad.config import ConfigError, load
 from fedglad.rng import stream
 from fedglad.samplers import Cohort, Pool
+from fedglad.samplers.fedml import FedML
 from fedglad.samplers.scripted import Scripted
 from fedglad.samplers.uniform import Uniform
 from fedglad.simulation import Simulation
@@ -98,6 +99,24 @@ def test_more_than_there_are_is_refused():
 def test_an_empty_cohort_is_refused():
     with pytest.raises(ValueError, match="clients_per_round=0: must be 1 or more"):
         Uniform(clients_per_round=0)
+
+
+# ----------------------------------------------------------------------------------------- fedml
+
+
+def test_fedml_draws_the_cohorts_of_fedmls_logs():
+    # Round 0 of 1,000 clients, 10 a round, as logged in github.com/FedML-AI/FedML/issues/359.
+    logged = (993, 859, 298, 553, 672, 971, 27, 231, 306, 706)
+    assert draw(FedML(clients_per_round=10), 0, pool(1000), seed=5) == logged
+
+
+def test_fedmls_cohorts_depend_on_the_round_alone():
+    first = cohorts(sampler__name="fedml", seed=1)
+    assert len(set(first)) == 5
+    assert first == cohorts(sampler__name="fedml", seed=2)
+    assert first != cohorts(seed=1)
+    with pytest.raises(ConfigError, match=r"seed='run': FedML's cohorts depend on the round alone"):
+        load("digits", {"sampler.name": "fedml", "sampler.seed": "run"})
 
 
 # ------------------------------------------------------------------------------------- the seeds

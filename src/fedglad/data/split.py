@@ -19,7 +19,7 @@ class Split:
     |---|---|
     | `clients` | how many; `natural` and `centralised` have their own number, whatever it says |
     | `partition` | a name of `fedglad.data.partition` |
-    | `alpha` | of `label-skew` and `dirichlet`, which count it differently: see `words` |
+    | `alpha` | of `label-skew`, `fednlp` and `dirichlet`, which count it differently: see `words` |
     | `classes_per_client` | of `shards` |
     | `sigma` | of `quantity` |
     | `key` | of `natural`: a file with one key a sample |
@@ -37,7 +37,7 @@ class Split:
     partition: Annotated[str, ", ".join(REGISTRY)] = "label-skew"
     alpha: Annotated[
         float,
-        "label-skew: total concentration, 0.1 here is 0.01 per class in most other tools; "
+        "label-skew, fednlp: total concentration, 0.1 here is 0.01 per class in most other tools; "
         "dirichlet: per client, as in other tools",
     ] = 0.1
     classes_per_client: Annotated[int, "shards: at most so many"] = 2
@@ -67,9 +67,10 @@ class Split:
         >>> print(Split(alpha=0.1).words(classes=10))
         label-skew, α = 0.1 in total (0.01 per class, as most other tools count it)
         """
+        total = f"α = {self.alpha:g} in total ({self.alpha / classes:g} per class, as most other "
         return {
-            "label-skew": f"label-skew, α = {self.alpha:g} in total ({self.alpha / classes:g} per "
-            "class, as most other tools count it)",
+            "label-skew": f"label-skew, {total}tools count it)",
+            "fednlp": f"fednlp, {total}tools count it)",
             "dirichlet": f"dirichlet, α = {self.alpha:g} per client, as most other tools count it",
             "shards": f"shards, at most {self.classes_per_client} classes per client",
             "quantity": f"quantity, log-normal sizes with σ = {self.sigma:g}",

@@ -214,6 +214,7 @@ class Choosing(Sampler):
 
 REGISTRY = {
     "uniform": "fedglad.samplers.uniform:Uniform",
+    "fedml": "fedglad.samplers.fedml:FedML",
     "scripted": "fedglad.samplers.scripted:Scripted",
     "md": "fedglad.samplers.md:MD",
     "adafl": "fedglad.samplers.adafl:AdaFL",

@@ -6,6 +6,7 @@ to exactly one client, and each client at least one index. `base.py` has what th
 | name | a client's labels | its size |
 |---|---|---|
 | `label-skew` | q ~ Dir(α·p), α the total concentration | equal |
+| `fednlp` | the same, with the paper's own draws | equal |
 | `dirichlet` | for each class, the clients' shares ~ Dir_N(α) | what comes of it |
 | `iid` | as the whole | equal |
 | `shards` | at most k classes | nearly equal |
@@ -20,6 +21,7 @@ from typing import Any
 
 from fedglad.data.partition.base import Partition
 from fedglad.data.partition.dirichlet import Dirichlet
+from fedglad.data.partition.fednlp import FedNLP
 from fedglad.data.partition.label_skew import LabelSkew
 from fedglad.data.partition.natural import Natural
 from fedglad.data.partition.shards import Shards
@@ -27,6 +29,7 @@ from fedglad.data.partition.sizes import Centralised, Iid, Quantity
 
 REGISTRY: dict[str, type[Partition]] = {
     "label-skew": LabelSkew,
+    "fednlp": FedNLP,
     "dirichlet": Dirichlet,
     "iid": Iid,
     "shards": Shards,

@@ -1,0 +1,27 @@
+"""The cohorts of FedML's code, so of the paper's and of many others' runs."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedglad.samplers import Ask, Cohort, Pool, State
+from fedglad.samplers.uniform import Uniform
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedML(Uniform):
+    """r of N without replacement, drawn by NumPy's legacy generator, whose seed is the round.
+
+    FedML (He et al. 2020, arXiv:2007.13518) seeds it anew in every round: runs with as many clients
+    meet the same cohorts, the FedGLAD paper's among them. So `seed` stays "round".
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.seed != "round":
+            raise ValueError(f"seed={self.seed!r}: FedML's cohorts depend on the round alone")
+
+    def draw(self, rng: np.random.Generator, t: int, state: State, pool: Pool, ask: Ask) -> Cohort:
+        legacy = np.random.RandomState(t)
+        drawn = legacy.choice(pool.who, min(self.clients_per_round, pool.count), replace=False)
+        return Cohort(tuple(drawn.tolist()))
