@@ -21,7 +21,7 @@ from fedglad.data import encoders, store
 from fedglad.data.sources import DataError
 from fedglad.layout import split
 from fedglad.models.encoder import Encoder, TextEncoder
-from fedglad.models.texts import PIECE
+from fedglad.models.texts import PIECE, TRAINED
 from fedglad.rng import stream
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -191,7 +191,7 @@ def test_a_clients_round_is_that_of_transformers(kind: str, mask: bool, folders:
 
 @every_kind
 def test_padding_that_is_left_out_changes_nothing(kind: str, folders: dict[str, Path]):
-    """Scores and gradients of a batch cut to its longest text, against the whole one, masked."""
+    """Scores and gradients of a batch in pieces, each cut to its longest text, against the whole."""
     model, (x, y) = still(built(folders[kind], mask=True)), texts(kind, longest=9)
     other = still(theirs(folders[kind], model)).train()
     found = model(x)
@@ -204,12 +204,14 @@ def test_padding_that_is_left_out_changes_nothing(kind: str, folders: dict[str, 
         torch.testing.assert_close(
             parameter.grad, gradients[name.removeprefix("model.")], rtol=0, atol=1e-5
         )
-    shapes: list[int] = []
+    shapes: list[tuple[int, ...]] = []
     model.model.base_model.embeddings.register_forward_hook(
-        lambda module, given, out: shapes.append(out.shape[1])
+        lambda module, given, out: shapes.append(tuple(out.shape[:2]))
     )
     model(x)
-    assert shapes == [9]
+    lengths = sorted((x != PAD[kind]).sum(1).tolist())
+    assert lengths[TRAINED - 1] < lengths[-1] == 9
+    assert shapes == [(TRAINED, lengths[TRAINED - 1]), (len(x) - TRAINED, 9)]
 
 
 def test_padding_that_is_attended_is_not_cut(folders: dict[str, Path]):

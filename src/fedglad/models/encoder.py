@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedglad.data import encoders
-from fedglad.models.texts import Partial, ends, in_pieces
+from fedglad.models.texts import PIECE, TRAINED, Partial, ends, in_pieces
 
 QUERIES_AND_VALUES = (
     *("query", "value", "q_lin", "v_lin"),
@@ -150,13 +150,15 @@ class TextEncoder(Partial):
 
     def forward(self, x: Tensor) -> Tensor:
         """The scores."""
-        if self.training:
-            return self._scores(x)
-        return in_pieces(self._scores, x, ends(x, self.pad) if self.mask else None)
+        if self.mask:
+            lengths = ends(x, self.pad)
+            return in_pieces(self._masked, x, lengths, TRAINED if self.training else PIECE)
+        return self._attended(x) if self.training else in_pieces(self._attended, x)
 
-    def _scores(self, x: Tensor) -> Tensor:
-        if not self.mask:
-            return self.model(input_ids=x.long()).logits
+    def _attended(self, x: Tensor) -> Tensor:
+        return self.model(input_ids=x.long()).logits
+
+    def _masked(self, x: Tensor) -> Tensor:
         lengths = ends(x, self.pad)
         x = x[:, : int(lengths.max())]
         text = torch.arange(x.shape[1], device=x.device) < lengths[:, None]

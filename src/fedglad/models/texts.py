@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 PIECE = 64  # texts that are evaluated at a time: alike in length, and what they take is bounded
+TRAINED = 8  # of a batch, where padding is left out: fewer pad less, but their products are slower
 
 
 class Partial(nn.Module):
@@ -73,11 +74,13 @@ def ends(x: Tensor, pad: int = 0) -> Tensor:
 
 
 def in_pieces(
-    scores: Callable[[Tensor], Tensor], x: Tensor, lengths: Tensor | None = None
+    scores: Callable[[Tensor], Tensor], x: Tensor, lengths: Tensor | None = None, piece: int = PIECE
 ) -> Tensor:
-    """The scores of many texts, PIECE at a time; texts of about one length together, if given."""
+    """The scores of many texts, a piece at a time; texts of about one length together, if given."""
+    if len(x) <= piece:
+        return scores(x)
     if lengths is None:
-        return torch.cat([scores(piece) for piece in x.split(PIECE)])
+        return torch.cat([scores(part) for part in x.split(piece)])
     order = lengths.argsort(stable=True)
-    found = torch.cat([scores(x[rows]) for rows in order.split(PIECE)])
+    found = torch.cat([scores(x[rows]) for rows in order.split(piece)])
     return found[order.argsort()]
