@@ -191,7 +191,7 @@ def test_a_clients_round_is_that_of_transformers(kind: str, mask: bool, folders:
 
 @every_kind
 def test_padding_that_is_left_out_changes_nothing(kind: str, folders: dict[str, Path]):
-    """Scores and gradients of a batch in pieces, each cut to its longest text, against the whole."""
+    """Scores and gradients of a batch in pieces, each cut to its longest text, and the whole."""
     model, (x, y) = still(built(folders[kind], mask=True)), texts(kind, longest=9)
     other = still(theirs(folders[kind], model)).train()
     found = model(x)

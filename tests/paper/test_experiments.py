@@ -45,6 +45,11 @@ def test_cells_that_this_version_has_are_valid_configurations(experiment: Experi
         ("controls", "MNIST FedAvg, server rate 0.8", {"adapter.name": "none", "server.lr": 0.8}),
         ("controls", "MNIST FedAvg + pooled", {"adapter.name": "pooled"}),
         ("gsi-groups", "MNIST FedAvg", {"adapter.name": "none"}),
+        (
+            "draws",
+            "MNIST FedAvg + FedGLAD",
+            {"data.partition": "fednlp", "sampler.name": "fedml"},
+        ),
     ],
 )
 def test_a_cell_is_the_run_that_a_plain_sweep_makes(

@@ -205,6 +205,10 @@ UNTOLD_EPOCHS = "the number of epochs"
 GAMMAS = (0.0, *GAMMA_GRID, float("inf"))
 UNTOLD_GAMMAS = "the values of γ between 0 and ∞: those the paper recommends to search"
 
+THEIR_DRAWS: Mapping[str, str] = {"data.partition": "fednlp", "sampler.name": "fedml"}
+"""The clients and cohorts of the authors' code, which seeds NumPy's legacy generator with 0 for the
+partition of images and with the round for a cohort."""
+
 BAD_ROUND = 39  # the 40th
 BAD_COHORT = (8, 17, 20, 29, 31, 36, 46, 50, 51, 56)
 """The ten clients of MNIST's partition (α = 0.1, data.seed 0) with the largest shares of one class:
