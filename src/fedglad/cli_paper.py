@@ -92,7 +92,8 @@ def run(
         typer.Option(metavar="WORDS", help="Only cells with these words: 'mnist fedavg'."),
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option(metavar="1,2,3", help="Other seeds than the paper's three.")
+        list[str] | None,
+        typer.Option(metavar="1,2,3", help="Other seeds than the paper's three."),
     ] = None,
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Stop after so many: labelled as shortened.")
@@ -226,7 +227,8 @@ def _library(out: Path, kept: Path) -> Library:
     return library
 
 
-def _seeds(text: str | None) -> list[int]:
+def _seeds(texts: list[str] | None) -> list[int]:
+    text = ",".join(texts or [])
     try:
         return [int(part) for part in text.split(",")] if text else []
     except ValueError:

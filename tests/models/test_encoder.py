@@ -214,6 +214,20 @@ def test_padding_that_is_left_out_changes_nothing(kind: str, folders: dict[str, 
     assert shapes == [(TRAINED, lengths[TRAINED - 1]), (len(x) - TRAINED, 9)]
 
 
+def test_a_batch_of_one_length_is_one_piece(folders: dict[str, Path]):
+    model, (x, _) = still(built(folders["bert"], mask=True)), texts("bert", longest=9)
+    x[:, 9:] = PAD["bert"]
+    x[:, :9] = x[:, :9].clamp_min(5)  # no text is shorter
+    shapes: list[tuple[int, ...]] = []
+    model.model.base_model.embeddings.register_forward_hook(
+        lambda module, given, out: shapes.append(tuple(out.shape[:2]))
+    )
+    model(x)
+    assert shapes == [(len(x), 9)]
+    model.eval()(x.repeat(2 * PIECE, 1)[: 2 * PIECE])
+    assert shapes[1:] == [(PIECE, 9)] * 2
+
+
 def test_padding_that_is_attended_is_not_cut(folders: dict[str, Path]):
     model, (x, _) = built(folders["bert"]).eval(), texts(longest=9)
     assert not torch.allclose(model(x), model(x[:, :9]), atol=1e-4)

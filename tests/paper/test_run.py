@@ -361,6 +361,8 @@ def test_export_plot_and_table_from_the_command_line(small: Path, tiny: Path):
 def test_mistakes_are_told_in_a_sentence(tiny: Path):
     assert "did you mean 'main'" in invoke("run", "mian", code=2)
     assert "--seeds 'a': write whole numbers" in invoke("run", "main", "--seeds", "a", code=2)
+    twice = invoke("run", "main", "--seeds", "1", "--seeds", "2,b", code=2)
+    assert "--seeds '1,2,b': write" in twice  # the first is not forgotten
     assert "unknown format 'html'" in invoke("table", "main", "--format", "html", code=2)
     assert "no run of main is finished" in invoke("plot", "main", code=2)
     assert "there is no folder" in invoke("export", "nowhere", code=2)

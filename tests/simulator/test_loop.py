@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from fedglad.clients.loop import Memory, Plain, Result, Workbench, length
+from fedglad.clients import loop
+from fedglad.clients.loop import Memory, Plain, Result, Workbench, length, move, slot_names
 from fedglad.rng import stream
 
 from .support import packed
@@ -157,6 +158,34 @@ def test_a_long_gradients_norm_is_right_to_float32():
     assert length(gradient) == pytest.approx(math.sqrt(5 * 11_350_000), rel=2e-6)
     short = gradient[:1_999_999]  # in one piece: torch's own number
     assert length(short) == float(torch.linalg.vector_norm(short))
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        Plain(optimizer="sgd"),
+        Plain(optimizer="sgdm", weight_decay=0.1),
+        Plain(optimizer="adam", weight_decay=0.1, amsgrad=True),
+        Plain(optimizer="adamw", weight_decay=0.1),
+    ],
+    ids=lambda client: client.optimizer,
+)
+def test_a_long_vector_is_stepped_by_spans_to_the_same_bits(
+    client: Plain, monkeypatch: pytest.MonkeyPatch
+):
+    n = loop.LONG + 12_345
+
+    def stepped() -> Tensor:
+        torch.manual_seed(1)
+        w, grad = torch.randn(n), torch.randn(n)
+        slots = {name: torch.zeros(n) for name in slot_names(client)}
+        for step in range(3):
+            move(client, w, grad.clone(), slots, 0.1, step)
+        return w
+
+    by_spans = stepped()
+    monkeypatch.setattr(loop, "SPAN", n)
+    assert by_spans.equal(stepped())
 
 
 def test_a_constant_rate_ignores_the_warm_up():

@@ -18,6 +18,7 @@ from fedglad.layout import split
 from fedglad.rng import stream
 
 PIECE = 2_000_000  # elements whose squares one float32 sum takes
+LONG, SPAN = 1 << 22, 1 << 18  # vectors beyond the first are stepped by spans, which caches hold
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Memory = dict[str, Tensor]
@@ -338,6 +339,15 @@ def slot_names(client: Plain) -> tuple[str, ...]:
 
 def move(client: Plain, w: Tensor, grad: Tensor, slots: Slots, lr: float, step: int) -> None:
     """One step of the local optimizer in place; on vectors, or on matrices of a row a client."""
+    if w.dim() == 1 and len(w) > LONG:
+        spans = (vector.split(SPAN) for vector in (w, grad, *slots.values()))
+        for own, g, *parts in zip(*spans, strict=True):
+            _move(client, own, g, dict(zip(slots, parts, strict=True)), lr, step)
+    else:
+        _move(client, w, grad, slots, lr, step)
+
+
+def _move(client: Plain, w: Tensor, grad: Tensor, slots: Slots, lr: float, step: int) -> None:
     decoupled = client.optimizer == "adamw"
     if client.weight_decay and decoupled:
         w.mul_(1 - lr * client.weight_decay)
@@ -353,5 +363,5 @@ def move(client: Plain, w: Tensor, grad: Tensor, slots: Slots, lr: float, step: 
         v.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
         if client.amsgrad:  # Reddi et al. 2018, arXiv:1904.09237
             v = torch.maximum(slots["most"], v, out=slots["most"])
-        root = (v.sqrt() / math.sqrt(1 - beta2 ** (step + 1))).add_(client.eps)
+        root = v.sqrt().div_(math.sqrt(1 - beta2 ** (step + 1))).add_(client.eps)
         w.addcdiv_(m, root, value=-lr / (1 - beta1 ** (step + 1)))

@@ -150,10 +150,12 @@ class TextEncoder(Partial):
 
     def forward(self, x: Tensor) -> Tensor:
         """The scores."""
-        if self.mask:
-            lengths = ends(x, self.pad)
-            return in_pieces(self._masked, x, lengths, TRAINED if self.training else PIECE)
-        return self._attended(x) if self.training else in_pieces(self._attended, x)
+        if not self.mask:
+            return self._attended(x) if self.training else in_pieces(self._attended, x)
+        lengths = ends(x, self.pad)
+        if self.training and lengths.amin() == lengths.amax():  # there is no padding to save
+            return self._masked(x)
+        return in_pieces(self._masked, x, lengths, TRAINED if self.training else PIECE)
 
     def _attended(self, x: Tensor) -> Tensor:
         return self.model(input_ids=x.long()).logits
