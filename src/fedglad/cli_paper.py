@@ -93,7 +93,7 @@ def run(
     ] = None,
     seeds: Annotated[
         list[str] | None,
-        typer.Option(metavar="1,2,3", help="Other seeds than the paper's three."),
+        typer.Option(metavar="1,2,3", help="Other seeds than 1, 2, 3; may be repeated."),
     ] = None,
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Stop after so many: labelled as shortened.")

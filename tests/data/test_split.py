@@ -89,6 +89,10 @@ def test_the_number_of_samples_need_not_be_known():
     ("settings", "words"),
     [
         ({}, "label-skew, α = 0.1 in total (0.005 per class, as most other tools count it)"),
+        (
+            {"partition": "fednlp"},
+            "fednlp, α = 0.1 in total (0.005 per class, as most other tools count it)",
+        ),
         ({"partition": "dirichlet"}, "dirichlet, α = 0.1 per client, as most other tools count it"),
         ({"partition": "iid"}, "iid"),
         ({"partition": "shards"}, "shards, at most 2 classes per client"),

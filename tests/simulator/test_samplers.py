@@ -110,12 +110,19 @@ def test_fedml_draws_the_cohorts_of_fedmls_logs():
     assert draw(FedML(clients_per_round=10), 0, pool(1000), seed=5) == logged
 
 
+def test_fedml_takes_all_clients_in_order():
+    assert draw(FedML(clients_per_round=5), 3, pool(5)) == (0, 1, 2, 3, 4)
+    assert sorted(draw(FedML(clients_per_round=5), 3, pool(6))) != [0, 1, 2, 3, 4]
+
+
 def test_fedmls_cohorts_depend_on_the_round_alone():
     first = cohorts(sampler__name="fedml", seed=1)
     assert len(set(first)) == 5
     assert first == cohorts(sampler__name="fedml", seed=2)
     assert first != cohorts(seed=1)
-    with pytest.raises(ConfigError, match=r"seed='run': FedML's cohorts depend on the round alone"):
+    with pytest.raises(
+        ConfigError, match=r"seed='run': FedML's cohorts .* take the sampler uniform"
+    ):
         load("digits", {"sampler.name": "fedml", "sampler.seed": "run"})
 
 

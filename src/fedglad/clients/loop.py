@@ -18,7 +18,7 @@ from fedglad.layout import split
 from fedglad.rng import stream
 
 PIECE = 2_000_000  # elements whose squares one float32 sum takes
-LONG, SPAN = 1 << 22, 1 << 18  # vectors beyond the first are stepped by spans, which caches hold
+LONG, SPAN = 1 << 22, 1 << 18  # vectors beyond the first are stepped by spans that caches hold
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Memory = dict[str, Tensor]
@@ -339,7 +339,7 @@ def slot_names(client: Plain) -> tuple[str, ...]:
 
 def move(client: Plain, w: Tensor, grad: Tensor, slots: Slots, lr: float, step: int) -> None:
     """One step of the local optimizer in place; on vectors, or on matrices of a row a client."""
-    if w.dim() == 1 and len(w) > LONG:
+    if w.dim() == 1 and len(w) > LONG and w.device.type == "cpu":
         spans = (vector.split(SPAN) for vector in (w, grad, *slots.values()))
         for own, g, *parts in zip(*spans, strict=True):
             _move(client, own, g, dict(zip(slots, parts, strict=True)), lr, step)

@@ -67,11 +67,12 @@ class Split:
         >>> print(Split(alpha=0.1).words(classes=10))
         label-skew, α = 0.1 in total (0.01 per class, as most other tools count it)
         """
-        total = f"α = {self.alpha:g} in total ({self.alpha / classes:g} per class, as most other "
+        others = "as most other tools count it"
+        total = f"α = {self.alpha:g} in total ({self.alpha / classes:g} per class, {others})"
         return {
-            "label-skew": f"label-skew, {total}tools count it)",
-            "fednlp": f"fednlp, {total}tools count it)",
-            "dirichlet": f"dirichlet, α = {self.alpha:g} per client, as most other tools count it",
+            "label-skew": f"label-skew, {total}",
+            "fednlp": f"fednlp, {total}",
+            "dirichlet": f"dirichlet, α = {self.alpha:g} per client, {others}",
             "shards": f"shards, at most {self.classes_per_client} classes per client",
             "quantity": f"quantity, log-normal sizes with σ = {self.sigma:g}",
             "natural": f"natural, by the keys in {self.key}",

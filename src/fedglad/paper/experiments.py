@@ -351,7 +351,7 @@ _ALL = (
         about="MNIST, α = 0.1, with the very clients and cohorts of the authors' code",
         where="Table 1",
         cells=tuple(_main(0.1, "mnist", extra=settings.THEIR_DRAWS)),
-        notes=("main draws its own ones, by the same rules",),
+        notes=("main has clients and cohorts of our own generators, drawn by the same rules",),
     ),
     Experiment(
         name="controls",

@@ -13,15 +13,21 @@ class FedML(Uniform):
     """r of N without replacement, drawn by NumPy's legacy generator, whose seed is the round.
 
     FedML (He et al. 2020, arXiv:2007.13518) seeds it anew in every round: runs with as many clients
-    meet the same cohorts, the FedGLAD paper's among them. So `seed` stays "round".
+    meet the same cohorts, those of the code behind the FedGLAD paper among them. So `seed` stays
+    "round", and a round that is tried again (Flower) asks the same clients, if they are there.
     """
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.seed != "round":
-            raise ValueError(f"seed={self.seed!r}: FedML's cohorts depend on the round alone")
+            raise ValueError(
+                f"seed={self.seed!r}: FedML's cohorts depend on the round alone; leave it at "
+                "'round', or take the sampler uniform"
+            )
 
     def draw(self, rng: np.random.Generator, t: int, state: State, pool: Pool, ask: Ask) -> Cohort:
+        if self.clients_per_round == pool.count == pool.clients:
+            return Cohort(tuple(range(pool.clients)))  # without a draw, in order
         legacy = np.random.RandomState(t)
         drawn = legacy.choice(pool.who, min(self.clients_per_round, pool.count), replace=False)
         return Cohort(tuple(drawn.tolist()))

@@ -6,7 +6,7 @@ to exactly one client, and each client at least one index. `base.py` has what th
 | name | a client's labels | its size |
 |---|---|---|
 | `label-skew` | q ~ Dir(α·p), α the total concentration | equal |
-| `fednlp` | the same, with the paper's own draws | equal |
+| `fednlp` | the same, drawn as by the paper's authors | equal |
 | `dirichlet` | for each class, the clients' shares ~ Dir_N(α) | what comes of it |
 | `iid` | as the whole | equal |
 | `shards` | at most k classes | nearly equal |

@@ -1,5 +1,6 @@
 """Label skew: clients of equal size, each with its own mix of classes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,7 +39,14 @@ class LabelSkew(Partition):
         return deal(by_class, label_skew_counts(shares, sizes))
 
 
-def label_skew_counts(shares: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def portion(left: int, total: int, gap: int) -> int:
+    """⌈left/total · gap⌉, what a class with `left` of `total` samples gives to fill a gap."""
+    return -(-left * gap // total)
+
+
+def label_skew_counts(
+    shares: np.ndarray, sizes: np.ndarray, gives: Callable[[int, int, int], int] = portion
+) -> np.ndarray:
     """How many samples of each class each client gets: one row more than there are `shares`.
 
     `shares` are the drawn q of all clients but the last, `sizes` the classes' sample counts.
@@ -53,14 +61,16 @@ def label_skew_counts(shares: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     counts = np.empty((clients, len(sizes)), dtype=np.int64)
     left = sizes.astype(np.int64)
     for k, want in enumerate(wanted):
-        take = want if (want <= left).all() else _reassigned(want.tolist(), left.tolist())
+        take = want if (want <= left).all() else _reassigned(want.tolist(), left.tolist(), gives)
         counts[k] = take
         left -= counts[k]
     counts[-1] = left
     return counts
 
 
-def _reassigned(want: list[int], left: list[int]) -> list[int]:
+def _reassigned(
+    want: list[int], left: list[int], gives: Callable[[int, int, int], int]
+) -> list[int]:
     """What a client takes of each class when one has run short; `left` is used up."""
     take = [0] * len(want)
     for c, wanted in enumerate(want):
@@ -74,7 +84,7 @@ def _reassigned(want: list[int], left: list[int]) -> list[int]:
         # the client: so the original's second pass over a residue finds none.
         total, rest = sum(left), gap
         for other in sorted(filter(left.__getitem__, range(len(left))), key=left.__getitem__):
-            given = min(rest, -(-left[other] * gap // total))
+            given = min(rest, left[other], gives(left[other], total, gap))
             take[other] += given
             left[other] -= given
             rest -= given
