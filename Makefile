@@ -48,7 +48,7 @@ format: $(READY) ## Format the code and fix what ruff can fix
 	@$(VENV_PYTHON) -m ruff format
 
 docs: $(READY) ## Write docs/methods.md from the classes' own text
-	@$(VENV_PYTHON) -c 'from fedglad.catalogue import markdown; print(markdown(), end="")' >docs/methods.md
+	@$(VENV_PYTHON) -c 'from fedglad.config.catalogue import markdown; print(markdown(), end="")' >docs/methods.md
 
 bench: $(READY) ## Measure against the machine's limit (BENCH=compute to choose)
 	@for name in $(BENCH); do \

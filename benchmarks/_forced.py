@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedglad.config import load
+from fedglad.config.schema import load
 from fedglad.data.digits import Digits
 from fedglad.data.federation import Partitioned
-from fedglad.engines import Engine, Evaluation, Group, Job, Packed
 from fedglad.records import Bundle, Several, Update
 from fedglad.rng import stream
-from fedglad.simulation import Simulation
+from fedglad.simulation.engines import Engine, Evaluation, Group, Job, Packed
+from fedglad.simulation.simulation import Simulation
 
 Array = np.ndarray
 ROUNDS, FORCED, EARLIEST = 60, 6, 9

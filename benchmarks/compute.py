@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
 import fedglad
-from fedglad.config import Config
+from fedglad.config.schema import Config
 from fedglad.data.federation import Partitioned
 from fedglad.models.cnn import FedOptCNN
 

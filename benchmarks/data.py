@@ -9,7 +9,7 @@ from _shared import best, load, machine, options, table
 from torch import Tensor
 
 from fedglad.clients.loop import Plain, Prepare, Workbench, as_stored
-from fedglad.config import load as load_config
+from fedglad.config.schema import load as load_config
 from fedglad.data import partition, store
 from fedglad.data.federation import Partitioned
 from fedglad.data.images import CIFAR10, MNIST

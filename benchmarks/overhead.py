@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import fedglad
-from fedglad.config import Config
+from fedglad.config.schema import Config
 from fedglad.data.federation import Partitioned
-from fedglad.engines import REGISTRY as ENGINES
+from fedglad.simulation.engines import REGISTRY as ENGINES
 
 CLIENTS, SAMPLES, COHORT, FEATURES, CLASSES, LR = 1000, 16, 100, 64, 10, 0.1
 RAW = "raw loop, one thread"

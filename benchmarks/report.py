@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from _shared import best, machine, table
 
-from fedglad.config import load
+from fedglad.config.schema import load
 from fedglad.report import page
 from fedglad.report.figures import payload
 from fedglad.report.folder import Reader, read
-from fedglad.runs import summarise
+from fedglad.runs.running import summarise
 
 POPULATION, COHORT, CLASSES = 1000, 10, 10
 

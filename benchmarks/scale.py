@@ -18,8 +18,8 @@ from typing import Any
 
 from _shared import load, machine, options, table
 
-from fedglad.config import Config
-from fedglad.simulation import Simulation
+from fedglad.config.schema import Config
+from fedglad.simulation.simulation import Simulation
 
 POPULATIONS = [(10**k, 10) for k in range(2, 7)]
 COHORTS = [(population, cohort) for population in (10**4, 10**6) for cohort in (100, 1000)]

@@ -30,8 +30,8 @@ from torch.nn.functional import cross_entropy, pad
 from torch.nn.utils import clip_grad_norm_
 from torch.profiler import profile
 
-from fedglad import heap
 from fedglad.clients.loop import Plain, Workbench
+from fedglad.core import malloc
 from fedglad.models.cnn import FedOptCNN
 from fedglad.models.resnet import ResNet56, ResNet56Basic, ResNet56GroupNorm
 
@@ -149,7 +149,7 @@ def images(n: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 def alone(name: str, steps: int, *, keep: bool) -> None:
     """One step or test after the other in this process, which is a fresh one; prints JSON."""
     if keep:
-        heap.keep()
+        malloc.keep()
     what, _, kind = name.partition(" ")
     settings, _, shape = MODELS[what]
     model = settings.build()

@@ -23,11 +23,11 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 
-from fedglad.compare import Comparison, compare, interval
+from fedglad.analysis import Comparison, compare
+from fedglad.analysis.comparison import interval
+from fedglad.cli.console import ShowSweep, show_comparison
 from fedglad.data.digits import Digits
-from fedglad.runs import Interrupted, Run
-from fedglad.sweep import Task, sweep, tasks
-from fedglad.terminal import ShowSweep, show_comparison
+from fedglad.runs import Interrupted, Run, Task, sweep, tasks
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt  # after the choice of a backend

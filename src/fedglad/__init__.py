@@ -12,38 +12,33 @@ Importing it loads nothing. The first use of a name loads torch and numpy; safet
 """
 
 from collections.abc import Iterator, Mapping
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from fedglad.core.lazy import lazily
 
 if TYPE_CHECKING:
     from fedglad.adapters import Glad
+    from fedglad.core.validate import Guard
     from fedglad.records import Record, Round, Statistics, Update
-    from fedglad.server import Server
-    from fedglad.validate import Guard
+    from fedglad.server.server import Server
 
 __all__ = ["Glad", "Guard", "Record", "Round", "Server", "Statistics", "Update", "simulate"]
 
-_HOMES = {
-    "Glad": "adapters",
-    "Guard": "validate",
-    "Record": "records",
-    "Round": "records",
-    "Server": "server",
-    "Statistics": "records",
-    "Update": "records",
-}
+# A Flower client without torch can import `fedglad`.
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "Glad": "adapters",
+        "Guard": "core.validate",
+        "Record": "records",
+        "Round": "records",
+        "Server": "server",
+        "Statistics": "records",
+        "Update": "records",
+    },
+)
 
-
-def __getattr__(name: str) -> Any:
-    """Loads what is asked for, so that a Flower client without torch can import `fedglad`."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__path__ = [*__path__, f"{__path__[0]}/moved"]  # names of 0.1 that have moved
 
 
 def simulate(
@@ -57,6 +52,6 @@ def simulate(
     With own objects, `model` is a module, and `data` has `clients`, `size(k)`, `client(k)` and
     `test()`, the last two giving (x, y).
     """
-    from fedglad.config import simulate
+    from fedglad.config.schema import simulate
 
     return simulate(config, overrides, model=model, data=data)

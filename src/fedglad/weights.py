@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from fedglad.gram import Gram
+from fedglad.core.gram import Gram
 
 Client = int | str | None
 State = dict[str, list[float]]

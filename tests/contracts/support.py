@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedglad import Record, Server, Update
-from fedglad.server import REGISTRIES
+from fedglad.server.server import REGISTRIES
 
 Parts = dict[str, Any]
 """Optimizer, adapter, filter and weighting by their role: arguments of Server."""

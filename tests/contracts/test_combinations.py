@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from fedglad import Server, Update
-from fedglad.layout import BLOCK, LARGE
-from fedglad.layout import ROWS as SIZES_OF_ROWS
-from fedglad.server import REGISTRIES
+from fedglad.core.layout import BLOCK, LARGE
+from fedglad.core.layout import ROWS as SIZES_OF_ROWS
+from fedglad.server.server import REGISTRIES
 
 from .support import (
     ROWS,

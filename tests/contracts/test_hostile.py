@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedglad import Guard, Record, Server, Update
-from fedglad.server import REGISTRIES
+from fedglad.server.server import REGISTRIES
 
 from .support import (
     Awkward,

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulator.support import outcome
+from run_support import outcome
 
-from fedglad.config import REGISTRIES, Config, ConfigError, load
+from fedglad.config.schema import REGISTRIES, Config, ConfigError, load
 from fedglad.records import Round
-from fedglad.runs import execute
+from fedglad.runs.running import execute
 
 TINY: dict[str, Any] = {
     "rounds": 3,

@@ -13,7 +13,7 @@ from fedglad import Guard, Server, Update, adapters, filters, optimizers, weight
 from fedglad.adapters import Adapter, FedExP, Fixed, Glad
 from fedglad.filters import Krum, MultiKrum, NormClip, TrimmedMean
 from fedglad.optimizers import SGD, Adagrad, Adam, Momentum, Yogi
-from fedglad.server import REGISTRIES
+from fedglad.server.server import REGISTRIES
 from fedglad.weights import FedAdp, InverseDistance
 
 from .support import ROWS, TELLING, Awkward

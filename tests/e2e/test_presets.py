@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulator.support import cli
+from run_support import cli
 
-from fedglad.config import load
+from fedglad.config.presets import PRESETS
+from fedglad.config.schema import load
 from fedglad.data import store
 from fedglad.data.sources import DataError
-from fedglad.presets import PRESETS
-from fedglad.runs import Run
+from fedglad.runs.running import Run
 
 TINY = ["--set", "rounds=3", "--set", "sampler.clients_per_round=2", "--set", "client.epochs=1"]
 

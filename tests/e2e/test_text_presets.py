@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from simulator.support import cli
+from run_support import cli
 
-from fedglad.config import load
+from fedglad.config.presets import PRESETS
+from fedglad.config.schema import load
 from fedglad.data import store
 from fedglad.data.federation import Partitioned
 from fedglad.data.sources import DataError, find, joined
@@ -27,9 +28,8 @@ from fedglad.data.sources.glove import of_lines
 from fedglad.data.sources.minilm import TEXTS, WEIGHTS
 from fedglad.data.sources.twentynews import RAW
 from fedglad.models.encoder import Encoder
-from fedglad.presets import PRESETS
-from fedglad.runs import Run
-from fedglad.simulation import Simulation
+from fedglad.runs.running import Run
+from fedglad.simulation.simulation import Simulation
 
 PAPER = ("20news", "agnews")
 NEWCOMERS = ("20news-minilm", "agnews-76k-minilm")

@@ -11,15 +11,15 @@ from torch.nn.functional import cross_entropy
 from fedglad.clients.fedprox import FedProx
 from fedglad.clients.loop import Plain
 from fedglad.clients.scaffold import Scaffold
-from fedglad.config import load
+from fedglad.config.schema import load
 from fedglad.data.federation import Partitioned
-from fedglad.engines import Job
-from fedglad.engines.serial import Serial, SerialEngine
 from fedglad.flower.client import fit, score
 from fedglad.flower.template.digits_app import task
 from fedglad.records import Bundle, Update
 from fedglad.rng import stream
-from fedglad.server import Server
+from fedglad.server.server import Server
+from fedglad.simulation.engines import Job
+from fedglad.simulation.engines.serial import Serial, SerialEngine
 
 SEED = 7
 

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from fedglad import Glad
 from fedglad.clients.loop import Plain
-from fedglad.engines import Evaluation, Group
+from fedglad.core.layout import split
 from fedglad.filters import Filter
 from fedglad.flower import FedGLAD
-from fedglad.layout import split
 from fedglad.optimizers import SGD
 from fedglad.records import Several
 from fedglad.samplers import Sampler
@@ -28,7 +27,8 @@ from fedglad.samplers.md import MD
 from fedglad.samplers.power_of_choice import PowerOfChoice
 from fedglad.samplers.scripted import Scripted
 from fedglad.samplers.uniform import Uniform
-from fedglad.simulation import Plan, Simulation
+from fedglad.simulation.engines import Evaluation, Group
+from fedglad.simulation.simulation import Plan, Simulation
 from fedglad.weights import Samples
 
 from .grid import Arrays, Clock, Linear, LocalGrid, bits, by, clients, model, record, who

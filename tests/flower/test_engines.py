@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from fedglad import checkpoint
-from fedglad.config import load
+from fedglad.config.schema import load
+from fedglad.core import checkpoint
 from fedglad.flower.init import init
-from fedglad.runs import execute
+from fedglad.runs.running import execute
 from tests.flower.deployment import NO_RAY, Federation
 
 ROUNDS, CLIENTS, COHORT = 3, 4, 2

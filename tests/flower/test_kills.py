@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedglad import checkpoint
+from fedglad.core import checkpoint
 from tests.flower.deployment import Federation, Program
 
 APP = Path(__file__).parent / "apps" / "faulty"

@@ -26,7 +26,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedglad import Glad, Server, Update
 from fedglad.flower import report_norms
 from fedglad.flower.mods import NORMS
-from fedglad.sums import Collector
+from fedglad.server.from_sums import Collector
 
 Arrays = dict[str, np.ndarray]
 

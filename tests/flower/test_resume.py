@@ -16,8 +16,8 @@ from flwr.app import ArrayRecord, MetricRecord
 from typer.testing import CliRunner
 
 from fedglad.adapters import Glad, Pooled
+from fedglad.analysis.comparison import compare
 from fedglad.cli import app
-from fedglad.compare import compare
 from fedglad.flower import FedGLAD
 from fedglad.optimizers import SGD, Adam, Momentum, Yogi
 from fedglad.samplers.adafl import AdaFL

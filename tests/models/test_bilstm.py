@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fedglad import Glad, Server
 from fedglad.clients.loop import Plain, Workbench
-from fedglad.layout import split
+from fedglad.core.layout import split
 from fedglad.models import bilstm
 from fedglad.models.bilstm import BiLSTM, TextLSTM
 from fedglad.models.texts import PIECE, Partial, ends, in_pieces

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from simulator.support import packed
+from run_support import packed
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedglad import Glad, Server
 from fedglad.clients.loop import Plain, Workbench
+from fedglad.core.layout import split
 from fedglad.data import encoders, store
 from fedglad.data.sources import DataError
-from fedglad.layout import split
 from fedglad.models.encoder import Encoder, TextEncoder
 from fedglad.models.texts import PIECE, TRAINED
 from fedglad.rng import stream

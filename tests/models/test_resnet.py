@@ -24,12 +24,9 @@ from torch.nn.functional import (
 
 from fedglad import Glad, Server, Update
 from fedglad.clients.loop import Plain, Workbench
-from fedglad.config import load
+from fedglad.config.schema import load
+from fedglad.core.layout import split
 from fedglad.data.federation import Partitioned
-from fedglad.engines import Job
-from fedglad.engines.batched import Batched
-from fedglad.engines.serial import Serial
-from fedglad.layout import split
 from fedglad.models.resnet import (
     Basic,
     Bottleneck,
@@ -40,6 +37,9 @@ from fedglad.models.resnet import (
     ResNet56GroupNorm,
 )
 from fedglad.records import Bundle
+from fedglad.simulation.engines import Job
+from fedglad.simulation.engines.batched import Batched
+from fedglad.simulation.engines.serial import Serial
 
 FULL = (ResNet56(), ResNet56Basic(), ResNet56GroupNorm())
 SMALL = (

@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from simulator.support import packed
-from simulator.test_loop import ours, samples, two_layers
+from clients.test_loop import ours, samples, two_layers
+from run_support import packed
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedglad.clients.loop import Plain, Workbench
-from fedglad.config import Config, load
+from fedglad.config.schema import Config, load
 from fedglad.data.digits import Digits
-from fedglad.engines import Job
-from fedglad.engines.batched import Batched
-from fedglad.engines.local import Local
-from fedglad.engines.serial import Serial
 from fedglad.models.softmax import SoftmaxRegression
 from fedglad.records import Bundle
 from fedglad.rng import stream
+from fedglad.simulation.engines import Job
+from fedglad.simulation.engines.batched import Batched
+from fedglad.simulation.engines.local import Local
+from fedglad.simulation.engines.serial import Serial
 
 ROOT = Path(__file__).parents[2]
 

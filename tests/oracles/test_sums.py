@@ -19,7 +19,7 @@ from fedglad.adapters import REGISTRY, Adapter, Fixed, Pooled
 from fedglad.filters import Krum, Median, NormClip
 from fedglad.optimizers import SGD, Adam, Momentum
 from fedglad.records import Failure
-from fedglad.sums import Collector, Sums
+from fedglad.server.from_sums import Collector, Sums
 from fedglad.weights import Equal, FedAdp, Optimal
 
 SHAPES = {"conv.weight": (7, 11), "conv.bias": (7,), "head.weight": (3, 90), "scalar": ()}

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedglad import Record, Server, Update
+from fedglad.core.gram import Gram
+from fedglad.core.layout import split
 from fedglad.filters import MultiKrum
-from fedglad.gram import Gram
-from fedglad.layout import split
 from fedglad.weights import (
     Equal,
     FedAdp,

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedglad.config import load
+from fedglad.config.schema import load
 from fedglad.report import page
 from fedglad.report.figures import payload
 from fedglad.report.folder import FILES, Reader, ReportError, expand, read
-from fedglad.runs import execute
+from fedglad.runs.running import execute
 from tests.report.made import record, write
 
 LABELS = [[3, 1], [0, 2]]

@@ -18,13 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from fedglad.cli_track import app
-from fedglad.config import load
+from fedglad.cli.track import app
+from fedglad.config.schema import load
 from fedglad.report import trackers
 from fedglad.report.trackers import NAMES, REGISTRY, TrackError, Tracking, follow, track
 from fedglad.report.trackers.names import Names, hyperparameters, scalars, summary_scalars
 from fedglad.report.trackers.source import Source
-from fedglad.runs import execute
+from fedglad.runs.running import execute
 from fedglad.trust import Alarm
 from tests.report import made
 
@@ -349,7 +349,7 @@ def test_the_command_follows_a_real_run_until_it_ends_or_ctrl_c(to: str, tmp_pat
     waiting = shortened(tmp_path / "run", tmp_path / "waiting", 2)
     config = (waiting / "config.toml").read_text()
     (waiting / "config.toml").write_text(config.replace("seed = 1", "seed = 2", 1))
-    command = [sys.executable, "-c", "from fedglad.cli_track import app; app()"]
+    command = [sys.executable, "-c", "from fedglad.cli.track import app; app()"]
     arguments = ["run", "waiting", "--to", to, "--out", "out", "--follow"]
     with subprocess.Popen(
         [*command, *arguments],
@@ -384,7 +384,7 @@ def guard(event, args):
             sys.stderr.write(f"NETWORK {event} {place}\\n")
             raise OSError(f"network: {event} {place}")
 sys.addaudithook(guard)
-from fedglad.cli_track import app
+from fedglad.cli.track import app
 app()
 """
 
@@ -418,7 +418,7 @@ def local(line: str) -> bool:
 
 
 def test_the_network_is_seen_where_it_is_used():
-    script = GUARD.replace("from fedglad.cli_track import app\napp()", "")
+    script = GUARD.replace("from fedglad.cli.track import app\napp()", "")
     script += "import socket; socket.create_connection(('192.0.2.1', 9), timeout=0.01)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert "NETWORK" in done.stderr
@@ -427,7 +427,7 @@ def test_the_network_is_seen_where_it_is_used():
 @pytest.mark.slow
 @every_tracker
 def test_without_its_package_the_way_out_is_told(to: str, digits: Path, tmp_path: Path):
-    hidden = f"import sys; sys.modules[{to!r}] = None; from fedglad.cli_track import app; app()"
+    hidden = f"import sys; sys.modules[{to!r}] = None; from fedglad.cli.track import app; app()"
     command = [sys.executable, "-c", hidden, str(digits), "--to", to, "--out", str(tmp_path / "o")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     shown = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "W&B"}[to]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedglad.layout import split
+from fedglad.core.layout import split
 from fedglad.rng import stream
 
 PIECE = 2_000_000  # elements whose squares one float32 sum takes

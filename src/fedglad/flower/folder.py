@@ -9,12 +9,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TextIO
 
-from fedglad import checkpoint
-from fedglad.config import Config, ConfigError, load
+from fedglad.config.schema import Config, ConfigError, load
+from fedglad.core import checkpoint
 from fedglad.flower.session import Session
 from fedglad.flower.settings import Arrays, ClientApp, Engine, Nodes
 from fedglad.flower.told import note, tell
-from fedglad.runs import Run, RunError, locked, make_folder, restore, save, summarise
+from fedglad.runs.running import Run, RunError, locked, make_folder, restore, save, summarise
 
 WAY_OUT = "choose another checkpoint_dir, or remove this one"
 

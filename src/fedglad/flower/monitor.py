@@ -9,6 +9,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedglad.adapters import Adapter, Glad
+from fedglad.core.validate import Guard
 from fedglad.flower.folder import Folder
 from fedglad.flower.nodes import Directory
 from fedglad.flower.session import Keys, Session, Trained, clock
@@ -17,7 +18,6 @@ from fedglad.flower.strategy import EvaluateFn, FedGLAD, in_order
 from fedglad.flower.told import note, tell
 from fedglad.optimizers import SGD
 from fedglad.samplers import Cohort
-from fedglad.validate import Guard
 
 SEEN = ("configure_train", "aggregate_train", "aggregate_evaluate")
 

@@ -12,10 +12,10 @@ from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
+from fedglad.core.validate import as_number
 from fedglad.flower.replies import Unusable, read
 from fedglad.flower.rounds import exchange
 from fedglad.flower.told import note
-from fedglad.validate import as_number
 
 Kind = Literal["auto", "name", "key", "partition-id", "id"]
 KINDS: tuple[str, ...] = get_args(Kind)

@@ -10,9 +10,9 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
+from fedglad.core.validate import as_number
 from fedglad.flower.mods import NORMS
 from fedglad.records import Failure, Update
-from fedglad.validate import as_number
 
 LONGEST = 500  # letters of what a client says
 

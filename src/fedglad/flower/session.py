@@ -13,6 +13,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from fedglad.core.layout import as_tensor
+from fedglad.core.memory import Memories
 from fedglad.flower.cohorts import Chooser
 from fedglad.flower.nodes import UNUSUAL, Directory
 from fedglad.flower.replies import (
@@ -31,13 +33,11 @@ from fedglad.flower.replies import (
 )
 from fedglad.flower.rounds import exchange
 from fedglad.flower.told import note, tell
-from fedglad.layout import as_tensor
-from fedglad.memory import Memories
 from fedglad.optimizers import Optimizer
 from fedglad.records import Failure, Record, Round, Update
 from fedglad.rng import stream
 from fedglad.samplers import Cohort, Sampler, State
-from fedglad.server import Server
+from fedglad.server.server import Server
 from fedglad.trust import Alarm
 from fedglad.weights import Samples
 
@@ -222,7 +222,7 @@ class Session:
         said: dict[int, Reply] = {}
         updates = self._updates(cohort, replies, waited, said)
         if self.report == "norms":
-            from fedglad.sums import Collector
+            from fedglad.server.from_sums import Collector
 
             collector = Collector(self.server)
             for update in updates:

@@ -11,9 +11,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedglad import heap
 from fedglad.adapters import Adapter, Glad
-from fedglad.combine import refuse
+from fedglad.core import malloc
+from fedglad.core.validate import Guard
 from fedglad.filters import Filter
 from fedglad.flower.folder import Folder
 from fedglad.flower.nodes import Directory, Kind
@@ -24,7 +24,7 @@ from fedglad.flower.settings import Share
 from fedglad.flower.told import note, tell
 from fedglad.optimizers import SGD, Optimizer
 from fedglad.samplers import Cohort, Sampler
-from fedglad.validate import Guard
+from fedglad.server.compatibility import refuse
 from fedglad.weights import Samples
 
 AggrFn = Callable[[list[RecordDict], str], MetricRecord]
@@ -162,7 +162,7 @@ class FedGLAD(Strategy):
         timeout = math.inf if timeout is None else timeout  # pyright: ignore  - as Flower's
         tell("Starting %s strategy, %d rounds:", type(self).__name__, num_rounds)
         self.summary()
-        heap.give_back()  # glibc keeps 5 MB for each of Flower's threads: a sixth of the peak
+        malloc.give_back()  # glibc keeps 5 MB for each of Flower's threads: a sixth of the peak
         session = self.session = self._begin(initial_arrays, num_rounds, self.checkpoint_dir)
         folder = Folder(self.checkpoint_dir)
         with closing(session), folder.open(session, num_rounds) as self.records:

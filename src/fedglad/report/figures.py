@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from fedglad.presets import shortened
+from fedglad.config.keys import flat
+from fedglad.config.presets import shortened
 from fedglad.report.folder import ReportError, Story
 from fedglad.report.groups import group, in_words
 from fedglad.report.headline import disagreement, headline, verdict
 from fedglad.report.record import by_design, number, text
-from fedglad.settings import flat
 from fedglad.trust import Alarm
 
 VERSION = 1

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import numpy as np
 
+from fedglad.config.keys import no_folder
 from fedglad.report.record import ROUNDS, clean, number, parse, text
-from fedglad.settings import no_folder
 
 FILES = ("config.toml", "rounds.jsonl", "summary.json")
 """One of them makes a folder a run's."""

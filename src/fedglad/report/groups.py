@@ -6,12 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from fedglad.compare import Entry
-from fedglad.config import FORMAT
-from fedglad.control import rules
-from fedglad.report.folder import ReportError, Story
-from fedglad.report.record import text
-from fedglad.settings import (
+from fedglad.analysis.comparison import Entry
+from fedglad.config.keys import (
     CONTROL,
     SEEDS,
     CompareError,
@@ -27,6 +23,10 @@ from fedglad.settings import (
     unpaired,
     usual_baseline,
 )
+from fedglad.config.schema import FORMAT
+from fedglad.report.folder import ReportError, Story
+from fedglad.report.record import text
+from fedglad.runs.control import rules
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from fedglad.compare import interval
+from fedglad.analysis.comparison import interval
 from fedglad.report.folder import Story
 from fedglad.report.groups import Group, Grouping
 from fedglad.report.record import number

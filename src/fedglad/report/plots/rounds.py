@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedglad.curves import Curve, curve
+from fedglad.analysis.curves import Curve, curve
 from fedglad.report.plots.style import (
     MARKS,
     PALETTE,

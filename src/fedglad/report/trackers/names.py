@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from fedglad.config.keys import flat
 from fedglad.report.groups import written
 from fedglad.report.record import number
-from fedglad.settings import flat
 
 NAMES = {
     "test/accuracy": "accuracy on the test set, 0 to 1; in the rounds that were tested",

@@ -1,0 +1,26 @@
+"""What finished runs say: compared by seed, their curves, and replays of another rule.
+
+    from fedglad.analysis import compare, replay
+
+Reads runs' folders and never trains. May import runs and config.
+"""
+
+from typing import TYPE_CHECKING
+
+from fedglad.core.lazy import lazily
+
+if TYPE_CHECKING:
+    from fedglad.analysis.comparison import Comparison, compare
+    from fedglad.analysis.replaying import Replayed, replay
+
+__all__ = ["Comparison", "Replayed", "compare", "replay"]
+
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "Comparison": "comparison",
+        "Replayed": "replaying",
+        "compare": "comparison",
+        "replay": "replaying",
+    },
+)

@@ -1,0 +1,351 @@
+"""Replay: the factors that another rule would have given to the rounds of a recorded run.
+
+Statistics are recorded per tensor, and an adapter looks at nothing else, so nothing is trained. The
+answer is "which factors for these same rounds", not "where would training have gone": with other
+factors the model would have moved elsewhere, and later updates would have been others.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from os import PathLike
+from statistics import fmean, pstdev
+from typing import Any
+
+import numpy as np
+
+from fedglad.adapters import REGISTRY, Adapter, FedExP, FedHyper, Groups, Pooled, Relative
+from fedglad.analysis.recording import (
+    FLOWER,
+    Line,
+    Recording,
+    ReplayError,
+    Told,
+    of_rounds,
+    read,
+    section,
+)
+from fedglad.config.schema import REGISTRIES, Config, ConfigError, find
+from fedglad.records import Round
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """The factors of a round: the least, the mean over the groups, the largest."""
+
+    least: float
+    mean: float
+    most: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayedRound:
+    """A round that stepped; `round` counts from 0, as in rounds.jsonl.
+
+    | field | meaning |
+    |---|---|
+    | `groups` | {group: {gsi, baseline, scale}} as replayed, in the form of rounds.jsonl |
+    | `same` | whether it is the recorded one to the bit |
+    | `replayed`, `recorded` | the factors in three numbers |
+    | `low`, `high` | the groups whose factor is the lower or the upper bound |
+    | `difference`, `where` | replayed − recorded where it is largest, and the group or tensor |
+    """
+
+    round: int
+    groups: Told
+    same: bool
+    replayed: Spread
+    recorded: Spread
+    low: tuple[str, ...]
+    high: tuple[str, ...]
+    difference: float | None
+    where: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """All rounds: of their mean factors the mean, the deviation, and how many are below or above 1.
+
+    `low` and `high` are the shares of all factors that are the lower or the upper bound, None where
+    the rule is not known.
+    """
+
+    mean: float
+    deviation: float
+    least: float
+    most: float
+    slowed: int
+    sped: int
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """What a rule would have done to the factors of recorded rounds."""
+
+    adapter: Adapter
+    rounds: tuple[ReplayedRound, ...]
+    replayed: Summary
+    recorded: Summary
+    notes: tuple[str, ...] = ()
+
+    @property
+    def exact(self) -> bool:
+        """Whether gsi, baseline and scale of every group in every round are the recorded ones."""
+        return all(found.same for found in self.rounds)
+
+    @property
+    def largest(self) -> ReplayedRound | None:
+        """The round with the largest difference; None if there is none, or none is known."""
+        different = [found for found in self.rounds if found.difference]
+        return max(different, key=lambda found: abs(found.difference or 0), default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as JSON types."""
+        told = asdict(replace(self, adapter=Adapter()))  # an own rule may hold anything
+        return {**told, "adapter": settings(self.adapter), "exact": self.exact}
+
+
+def replay(
+    run: Recording | str | PathLike[str] | Iterable[Round | Mapping[str, Any]],
+    adapter: Adapter,
+    *,
+    population: int | None = None,
+) -> Replayed:
+    """The factors that the adapter would have given to the recorded rounds.
+
+    `run` is a run's folder, or its rounds: those that `simulate` yields, or lines of rounds.jsonl.
+    The adapter starts anew and counts the rounds that stepped, as the server does. `population` is
+    the number of clients there are, which Pooled asks for, where the run does not tell it.
+    """
+    if isinstance(run, str | PathLike):
+        run = read(run, population=population)
+    elif not isinstance(run, Recording):
+        run = of_rounds(run, population=population)
+    require_replayable(adapter)
+    notes = [*run.notes, *_of_population(run, adapter)]
+    groups = run.group(adapter)
+    before = _places(groups, run)
+    if before is None:
+        notes.append("which tensors the recorded groups have is not known: no differences")
+
+    state, t = adapter.start(groups), 0
+    rounds: list[ReplayedRound] = []
+    for line in run.lines:
+        try:
+            factors, following = adapter.adapt(line.stats, groups, state, t)
+        except Exception as error:  # of somebody's own rule
+            raise ReplayError(f"{adapter} failed in round {line.round + 1}: {error}") from error
+        if not np.isfinite(factors.scale).all():  # the server skips such a round
+            notes.append(f"round {line.round + 1} would have been skipped: a factor is not finite")
+            continue
+        values = (part.tolist() for part in (factors.gsi, factors.baseline, factors.scale))
+        told: Told = {
+            label: {"gsi": gsi, "baseline": baseline or None, "scale": scale}
+            for label, gsi, baseline, scale in zip(groups.labels, *values, strict=True)
+        }
+        rounds.append(_round(line, told, bounds(adapter, t), groups, before))
+        state, t = following, t + 1
+    if not rounds:
+        raise ReplayError(f"{adapter} gave no finite factor in any round")
+    return Replayed(
+        adapter=adapter,
+        rounds=tuple(rounds),
+        replayed=_summary(
+            [_scales(found.groups) for found in rounds],
+            [len(found.low) for found in rounds],
+            [len(found.high) for found in rounds],
+        ),
+        recorded=_recorded(run),
+        notes=tuple(notes),
+    )
+
+
+def own_rule(config: Mapping[str, Any] | None) -> Adapter | None:
+    """The rule that a run had; None if its configuration is not there, or its class."""
+    if config is None:
+        return None
+    try:
+        return rule(config, {})
+    except ConfigError:
+        return None
+
+
+def rule(config: Mapping[str, Any] | None, overrides: Mapping[str, Any]) -> Adapter:
+    """The rule of a run with dotted keys, all of them adapter.*, set on top."""
+    own = section(config or {}, "adapter")
+    name = own.get("name", "glad")
+    for key in sorted(overrides, key=lambda key: key != "adapter.name"):
+        start, _, rest = key.partition(".")
+        if start != "adapter" or not rest:
+            raise ConfigError(_not_ours(key))
+        if rest == "name" and overrides[key] != name:
+            own = {}  # another class: the old one's fields mean nothing to it
+        own = {**own, rest: overrides[key]}
+    if config is None and "name" not in own:
+        raise ConfigError("without config.toml the run's rule is not known: --set adapter.name=...")
+    if not issubclass(find("adapter", str(own.get("name", name))), Adapter):
+        raise ConfigError(f"adapter.name = {own['name']!r} is not a fedglad.adapters.Adapter")
+    try:
+        return Config.of({"adapter": own}).sections["adapter"]
+    except ConfigError as error:
+        known = "adapter.name" in overrides or not overrides
+        raise ConfigError(f"{error}{'' if known else f'  (adapter.name={name})'}") from None
+
+
+def _not_ours(key: str) -> str:
+    """Why a key cannot be set here."""
+    start = key.partition(".")[0]
+    known = {f.name for cls in REGISTRY.values() for f in fields(cls)} | {"name"}
+    if start == "adapter":
+        return f"{key!r} is a section: set its keys, such as adapter.name=glad"
+    if key in known:
+        return f"unknown key {key!r}: did you mean 'adapter.{key}'?"
+    if start in REGISTRIES or start in {f.name for f in fields(Config)}:
+        return (
+            f"{key!r} cannot be replayed, only keys of [adapter] can: with another {start} the "
+            "recorded updates would have been others. Run it: fedglad run"
+        )
+    return f"unknown key {key!r}: only keys of [adapter] can be replayed, such as adapter.gamma"
+
+
+def require_replayable(adapter: Adapter) -> None:
+    """Raises for a rule that looks at more than a record has."""
+    why = ""
+    if adapter.direction is not None:
+        why = (
+            "compares each round's mean update with those before it, and a record has norms of "
+            "updates, no inner products"
+        )
+    elif adapter.needs_model:
+        why = "goes by the norm of the model, which a record does not have"
+    if why:
+        found = ((name, cls()) for name, cls in REGISTRY.items())
+        able = [name for name, a in found if a.direction is None and not a.needs_model]
+        raise ReplayError(
+            f"{type(adapter).__name__} cannot be replayed: it {why}. These can: {', '.join(able)} "
+            "(--set adapter.name=...)"
+        )
+
+
+def bounds(adapter: Adapter, t: int) -> tuple[float, float]:
+    """Between which the rule keeps its factors in the t-th round that steps; ∓∞ for none.
+
+    In the first round, and with γ = 0, all factors are 1 and no bound is met.
+    """
+    if isinstance(adapter, Relative) and adapter.gamma and t:
+        return max(0.0, 1 - adapter.gamma * t), 1 + adapter.gamma * t
+    if isinstance(adapter, FedHyper):
+        return 1 / adapter.bound, adapter.bound
+    return (1.0, math.inf) if isinstance(adapter, FedExP) else (-math.inf, math.inf)
+
+
+def settings(adapter: Adapter) -> dict[str, Any]:
+    """Its name and fields as JSON types."""
+    names = {cls: name for name, cls in REGISTRY.items()}
+    own = type(adapter)
+    told = {"name": names.get(own, f"{own.__module__}:{own.__qualname__}")}
+    return told | {f.name: _plain(getattr(adapter, f.name)) for f in fields(adapter)}
+
+
+def _plain(value: Any) -> Any:
+    if callable(value):
+        return f"{value.__module__}:{value.__qualname__}"
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _of_population(run: Recording, adapter: Adapter) -> list[str]:
+    """What is to say of the number of clients, for the one rule that asks for it."""
+    if not isinstance(adapter, Pooled):
+        return []
+    if any(line.stats.N is None for line in run.lines):
+        raise ReplayError(
+            "Pooled asks for the number of clients there are, which this run does not tell: "
+            "--population N, or population=N from Python"
+        )
+    if section(run.config or {}, "data").get("name") == FLOWER:
+        count = run.lines[0].stats.N
+        return [f"Pooled reckons with {count} clients in every round: some may have come later"]
+    return []
+
+
+# ------------------------------------------------------------------------------------- one round
+
+
+def _round(
+    line: Line,
+    told: Told,
+    bound: tuple[float, float],
+    groups: Groups,
+    before: list[str] | None,
+) -> ReplayedRound:
+    scales, recorded = _scales(told), _scales(line.groups)
+    difference = where = None
+    if before is not None:
+        now = [groups.labels[place] for place in groups.index]
+        apart = [scales[a] - recorded[b] for a, b in zip(now, before, strict=True)]
+        most = max(range(len(apart)), key=lambda k: abs(apart[k]))
+        difference = apart[most]
+        where = now[most] if now == before else list(line.stats.sum_sq)[most]
+    return ReplayedRound(
+        round=line.round,
+        groups=told,
+        same=told == line.groups,
+        replayed=_spread(scales),
+        recorded=_spread(recorded),
+        low=tuple(label for label, s in scales.items() if s <= bound[0]),
+        high=tuple(label for label, s in scales.items() if s >= bound[1]),
+        difference=difference,
+        where=where if difference else None,
+    )
+
+
+def _scales(groups: Told) -> dict[str, float]:
+    return {label: group["scale"] or 0.0 for label, group in groups.items()}
+
+
+def _spread(scales: Mapping[str, float]) -> Spread:
+    values = scales.values()
+    return Spread(least=min(values), mean=fmean(values), most=max(values))
+
+
+def _summary(
+    scales: Sequence[Mapping[str, float]], low: Sequence[int] | None, high: Sequence[int] | None
+) -> Summary:
+    spreads = [_spread(found) for found in scales]
+    means = [spread.mean for spread in spreads]
+    total = sum(map(len, scales))
+    return Summary(
+        mean=fmean(means),
+        deviation=pstdev(means),
+        least=min(spread.least for spread in spreads),
+        most=max(spread.most for spread in spreads),
+        slowed=sum(mean < 1 for mean in means),
+        sped=sum(mean > 1 for mean in means),
+        low=None if low is None else sum(low) / total,
+        high=None if high is None else sum(high) / total,
+    )
+
+
+def _recorded(run: Recording) -> Summary:
+    scales = [_scales(line.groups) for line in run.lines]
+    if (own := own_rule(run.config)) is None:
+        return _summary(scales, None, None)
+    found = [(s.values(), bounds(own, t)) for t, s in enumerate(scales)]
+    low = [sum(x <= least for x in values) for values, (least, _) in found]
+    return _summary(scales, low, [sum(x >= most for x in values) for values, (_, most) in found])
+
+
+def _places(groups: Groups, run: Recording) -> list[str] | None:
+    """Each tensor's recorded group: by the same grouping, or by its name; None if neither tells."""
+    labels = tuple(run.lines[0].groups)
+    if labels == groups.labels:
+        return [labels[place] for place in groups.index]
+    layers = run.group(Adapter(groups="layer"))
+    found = [
+        next((label for label in (name, layers.labels[place], "all") if label in labels), None)
+        for name, place in zip(run.tensors, layers.index, strict=True)
+    ]
+    known = [label for label in found if label is not None]
+    return known if len(known) == len(found) and set(known) == set(labels) else None

@@ -1,0 +1,44 @@
+"""The configuration of a run: TOML in, checked settings out, and what there is to choose from.
+
+    from fedglad.config import load
+    name, config = load("mnist", {"adapter.name": "none"})     # or a path to a TOML file
+
+`schema` has the sections, `build` makes a dataclass of plain values, `presets` come with the
+library, `keys` are dotted keys, `fit` sees whether a model takes the data, and `catalogue` tells
+what each name stands for. May import everything that can be configured, and simulation.
+"""
+
+from typing import TYPE_CHECKING
+
+from fedglad.core.lazy import lazily
+
+if TYPE_CHECKING:
+    from fedglad.config.presets import PRESETS, Preset
+    from fedglad.config.schema import FORMAT, Config, ConfigError, find, load, parse_value, simulate
+
+__all__ = [
+    "FORMAT",
+    "PRESETS",
+    "Config",
+    "ConfigError",
+    "Preset",
+    "find",
+    "load",
+    "parse_value",
+    "simulate",
+]
+
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "FORMAT": "schema",
+        "PRESETS": "presets",
+        "Config": "schema",
+        "ConfigError": "schema",
+        "Preset": "presets",
+        "find": "schema",
+        "load": "schema",
+        "parse_value": "schema",
+        "simulate": "schema",
+    },
+)

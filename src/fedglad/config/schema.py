@@ -1,0 +1,401 @@
+"""The whole configuration of a run: one TOML file whose sections are the boxes of a round.
+
+A section is `name` plus the fields of the dataclass of that name; nothing is declared twice. Types
+are checked by pydantic from the dataclass, values by the dataclass itself.
+"""
+
+import difflib
+import hashlib
+import importlib
+import json
+import math
+import tomllib
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import torch
+from torch import nn
+
+from fedglad import adapters, clients, data, filters, models, optimizers, samplers, weights
+from fedglad.config.build import build, settings_of
+from fedglad.config.fit import agree, check
+from fedglad.config.presets import PRESETS, Preset
+from fedglad.records import Round
+from fedglad.rng import stream
+from fedglad.server.compatibility import refuse
+from fedglad.simulation import engines
+from fedglad.simulation.simulation import Plan, Simulation
+
+FORMAT = 2
+"""Raised when the same configuration gives other results than before, so that no run that is there
+is taken for one of today."""
+
+REGISTRIES: dict[str, Mapping[str, Any]] = {
+    "data": data.REGISTRY,
+    "model": models.REGISTRY,
+    "client": clients.REGISTRY,
+    "sampler": samplers.REGISTRY,
+    "filter": filters.REGISTRY,
+    "weighting": weights.REGISTRY,
+    "server": optimizers.REGISTRY,
+    "adapter": adapters.REGISTRY,
+    "engine": engines.REGISTRY,
+}
+
+LISTS = {"server": "optimizers", "data": "datasets", "weighting": "weights"}
+"""What a section's registry is called in `fedglad list`, where it is not its plural."""
+
+FACTORIES = {"model": "build", "data": "load_federation"}
+"""Sections whose own class may be a plain function, and what it then takes the place of."""
+
+KEEP = ("client", "sampler", "engine")
+"""Sections in which a field means the same in every class, and so outlives another `name`, unless
+the class has it in `fixed`."""
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be run; the message says which key, the value and the way out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A checked configuration: the settings of every box."""
+
+    rounds: Annotated[int, "how many rounds"] = 50
+    seed: Annotated[int, "of everything random but the partition and the cohorts"] = 1
+    eval_every: Annotated[int, "test after every so many rounds, and after the last"] = 1
+    checkpoint_every: Annotated[int, "save the state after every so many rounds"] = 10
+    sections: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        for name, least in {"rounds": 1, "eval_every": 1, "checkpoint_every": 1}.items():
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} = {getattr(self, name)!r}: must be {least} or more")
+
+    @classmethod
+    def of(cls, tree: Mapping[str, Any]) -> "Config":
+        """From a nested dict, as TOML gives it; what is not named has its default."""
+        top = _top_fields()
+        _known("", tree, [*top, *REGISTRIES])
+        plain = {name: _typed(f"{name}", int, tree[name]) for name in top if name in tree}
+        sections = {name: _section(name, tree.get(name, {})) for name in REGISTRIES}
+        if getattr(sections["data"], "partition", None) == "centralised":
+            # There is one client then, and it takes part in every round.
+            for section, count in {"data": "clients", "sampler": "clients_per_round"}.items():
+                if hasattr(sections[section], count):
+                    sections[section] = replace(sections[section], **{count: 1})
+        try:
+            refuse(
+                sections["adapter"],
+                sections["filter"],
+                sections["weighting"],
+                client=sections["client"],
+                sampler=sections["sampler"],
+                server=sections["server"],
+            )
+        except (ValueError, AttributeError) as error:
+            lost = "a class of another kind: " if isinstance(error, AttributeError) else ""
+            raise ConfigError(f"{lost}{error}") from None
+        return cls(**plain, sections=sections)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every key with its value; what has none (its class decides) is left out."""
+        tree: dict[str, Any] = {name: getattr(self, name) for name in _top_fields()}
+        for name, settings in self.sections.items():
+            values = {f.name: getattr(settings, f.name) for f in fields(settings)}
+            given = {key: value for key, value in values.items() if value is not None}
+            tree[name] = {"name": _name_of(name, type(settings)), **given}
+        return tree
+
+    def to_toml(self) -> str:
+        """The complete file, every field with its meaning."""
+        lines: list[str] = []
+        tree = self.to_dict()
+        help_of = meanings(Config)
+        for key, value in tree.items():
+            if key not in REGISTRIES:
+                lines.append(_line(key, value, help_of.get(key)))
+        for section in REGISTRIES:
+            choices = ", ".join(REGISTRIES[section])
+            lines += ["", f"[{section}]", _line("name", tree[section]["name"], choices)]
+            help_of = meanings(type(self.sections[section]))
+            for f in fields(self.sections[section]):
+                value = tree[section].get(f.name)
+                line = _line(f.name, value, help_of.get(f.name))
+                lines.append(line if value is not None else f"# {line}")
+        return "\n".join(lines) + "\n"
+
+    def plan(self, *, model: nn.Module | None = None, data: Any = None) -> Plan:
+        """What the configuration stands for; `model` and `data` take the place of its own."""
+        parts = self.sections
+        name, settings = type(model).__name__, None
+        if model is None:
+            name, settings = _name_of("model", type(parts["model"])), parts["model"]
+            if data is None:
+                agree(settings, parts["data"])
+            torch.manual_seed(int(stream(self.seed, "model").integers(2**63)))
+            model = _built("model", parts["model"], nn.Module)
+        assert model is not None
+        data = self.load_data() if data is None else data
+        check(model, data, name, settings)
+        return Plan(
+            rounds=self.rounds,
+            seed=self.seed,
+            eval_every=self.eval_every,
+            model=model,
+            data=data,
+            client=parts["client"],
+            sampler=parts["sampler"],
+            optimizer=parts["server"].within(self.rounds),
+            adapter=parts["adapter"],
+            filter=parts["filter"],
+            weighting=parts["weighting"],
+            engine=parts["engine"],
+        )
+
+    def load_data(self) -> Any:
+        """The federation that the data section stands for."""
+        return _built("data", self.sections["data"], object)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as what it says: the class made of an own function is no module's."""
+        return Config.of, (self.to_dict(),)
+
+    def hash(self) -> str:
+        """A short name of what determines the result: the engine only if its bits differ."""
+        tree: dict[str, Any] = {"format": FORMAT, **self.to_dict()}
+        if getattr(self.sections["engine"], "exact", True):
+            del tree["engine"]
+        for section, settings in self.sections.items():
+            for name, default in getattr(settings, "added", {}).items():
+                if getattr(settings, name) == default:
+                    tree[section].pop(name)
+        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def load(source: str | Path, overrides: Mapping[str, Any] | None = None) -> tuple[str, Config]:
+    """A preset by name or a TOML file by path, with dotted keys set on top; its name and itself."""
+    path = Path(source)
+    if str(source) in PRESETS:
+        name, tree = str(source), _copy(PRESETS[str(source)].tree)
+    elif path.suffix == ".toml":
+        if not path.is_file():
+            raise ConfigError(f"there is no file {path}")
+        try:
+            name, tree = path.stem, tomllib.loads(path.read_text("utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    else:
+        raise ConfigError(
+            f"unknown preset {str(source)!r}{_closest(str(source), list(PRESETS))}"
+            "  (fedglad list presets, or a path that ends in .toml)"
+        )
+    _override(tree, overrides or {})
+    if name in PRESETS and str(source) == name:
+        _tuned(tree, PRESETS[name])
+    return name, Config.of(tree)
+
+
+def _tuned(tree: dict[str, Any], preset: Preset) -> None:
+    """Gives the server the rate that the preset knows for its optimizer, unless one is set."""
+    server, data = tree.get("server", {}), tree.get("data", {})
+    if isinstance(server, dict) and isinstance(data, dict):
+        rates = preset.server_lr.get(str(server.get("name", DEFAULTS["server"])), {})
+        if rates and "lr" not in server and data.get("partition") != "centralised":
+            alpha = data.get("alpha")
+            rate = rates.get(alpha) if isinstance(alpha, float | int) else None
+            tree["server"] = {**server, "lr": rate or next(iter(rates.values()))}
+
+
+def _override(tree: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+    """Sets dotted keys; names first, so that their order does not matter."""
+    for key in sorted(overrides, key=lambda key: not key.endswith(".name")):
+        value = overrides[key]
+        section, _, rest = key.partition(".")
+        if not rest:
+            tree[section] = value
+            continue
+        if section in _top_fields():
+            raise ConfigError(f"unknown key {key!r}: did you mean {section!r}?")
+        if section not in REGISTRIES:
+            close = _closest(section, list(REGISTRIES), after=f".{rest}")
+            raise ConfigError(f"unknown key {key!r}{close}")
+        own = tree.setdefault(section, {})
+        if not isinstance(own, dict):
+            raise ConfigError(f"[{section}] is {own!r}: it is a section, give it keys")
+        old = own.get("name", DEFAULTS[section])
+        if rest == "name" and old != value:
+            # Another class: the old one's fields mean nothing to it, but for those in KEEP.
+            classes = find(section, str(old)), find(section, str(value))
+            kept = {f.name for f in fields(classes[1])} if section in KEEP else set[str]()
+            for cls in classes:
+                kept -= set(getattr(cls, "fixed", ()))
+            for field_name in own.keys() - kept:
+                del own[field_name]
+        own[rest] = value
+
+
+def simulate(
+    config: str | Path | Config,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    model: nn.Module | None = None,
+    data: Any = None,
+) -> Iterator[Round]:
+    """Runs a preset, a TOML file or a Config, and yields each round as it is done.
+
+    `overrides` are dotted keys, {"adapter.name": "none"}. Of own objects, `model` is a module and
+    `data` has clients, size(k), client(k) -> (x, y) and test() -> (x, y).
+    """
+    if isinstance(config, Config):
+        tree = config.to_dict()
+        _override(tree, overrides or {})
+        checked = Config.of(tree)
+    else:
+        checked = load(config, overrides)[1]
+    with closing(Simulation(checked.plan(model=model, data=data))) as simulation:
+        yield from simulation.rounds()
+
+
+def parse_value(text: str) -> Any:
+    """The value of `--set key=value`: TOML where it is, else the text itself."""
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def find(section: str, name: str) -> type:
+    """The class of a registry name, or of "package.module:Object"."""
+    registry = REGISTRIES[section]
+    target = registry.get(name, name)
+    if isinstance(target, type):
+        return target
+    if ":" not in target:
+        kind = LISTS.get(section, f"{section}s")
+        raise ConfigError(
+            f"unknown {section} {name!r}{_closest(name, list(registry))}  (fedglad list {kind})"
+        )
+    module, _, attribute = target.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+        if section in FACTORIES and callable(found) and not is_dataclass(found):
+            return settings_of(found, FACTORIES[section], name)
+    except (ImportError, AttributeError, ValueError, TypeError, NameError) as error:
+        raise ConfigError(f"{section}.name = {name!r} cannot be loaded: {error}") from None
+    if not (isinstance(found, type) and is_dataclass(found)):
+        function = " or a function" if section in FACTORIES else ""
+        raise ConfigError(f"{section}.name = {name!r} is not a dataclass{function}")
+    return found
+
+
+DEFAULTS = {
+    "data": "digits",
+    "model": "small-cnn",
+    "client": "plain",
+    "sampler": "uniform",
+    "filter": "none",
+    "weighting": "samples",
+    "server": "sgd",
+    "adapter": "glad",
+    "engine": "local",
+}
+
+
+def _section(section: str, given: Any) -> Any:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"[{section}] is {given!r}: it is a section, give it keys")
+    name = given.get("name", DEFAULTS[section])
+    cls = find(section, str(name))
+    own = {key: value for key, value in given.items() if key != "name"}
+    _known(section, own, [*(f.name for f in fields(cls)), "name"])
+    try:
+        return build(cls, own, section)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _built(section: str, settings: Any, kind: type) -> Any:
+    """What the settings stand for; what goes wrong in a user's own code is told with its place."""
+    name = _name_of(section, type(settings))
+    try:
+        made = getattr(settings, FACTORIES[section])()
+    except Exception as error:
+        if name in REGISTRIES[section]:
+            raise
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        said = f"{type(error).__name__}: {error} ({Path(at.filename).name}, line {at.lineno})"
+        raise ConfigError(f"{section}.name = {name!r} failed: {said}") from error
+    if made is None or not isinstance(made, kind):
+        raise ConfigError(
+            f"{section}.name = {name!r}: the {section}'s function gave a {type(made).__name__}"
+        )
+    return made
+
+
+def _typed(key: str, kind: type, value: Any) -> Any:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ConfigError(f"{key} = {value!r}: must be a whole number")
+    return value
+
+
+def _known(section: str, given: Mapping[str, Any], valid: list[str]) -> None:
+    for key in given:
+        if key not in valid:
+            path = f"{section}.{key}" if section else key
+            close = _closest(key, valid, before=f"{section}." if section else "")
+            raise ConfigError(f"unknown key {path!r}{close}")
+
+
+def _closest(word: str, valid: list[str], *, before: str = "", after: str = "") -> str:
+    """The most similar word, as part of a key, or all of them."""
+    begun = [name for name in valid if word and name.startswith(word)]
+    if not (close := begun or difflib.get_close_matches(word, valid, n=1, cutoff=0.5)):
+        return f": choose from {', '.join(valid)}"
+    return f": did you mean {before + close[0] + after!r}?"
+
+
+def _top_fields() -> list[str]:
+    return [f.name for f in fields(Config) if f.name != "sections"]
+
+
+def _name_of(section: str, cls: type) -> str:
+    if source := getattr(cls, "own_function", ""):  # several may have one __qualname__
+        return source
+    for name, target in REGISTRIES[section].items():
+        if target is cls or target == f"{cls.__module__}:{cls.__qualname__}":
+            return name
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def meanings(cls: type) -> dict[str, str]:
+    """The text beside each field's type: `lr: Annotated[float, "the server's rate"]`."""
+    hints = get_type_hints(cls, include_extras=True)
+    annotated = {
+        name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Annotated
+    }
+    return {name: args[1] for name, args in annotated.items() if isinstance(args[1], str)}
+
+
+def _line(key: str, value: Any, meaning: str | None) -> str:
+    text = f"{key} = {'' if value is None else _toml(value)}"
+    return f"{text:<32}# {meaning}" if meaning else text
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        pairs = ", ".join(f"{json.dumps(key)} = {_toml(v)}" for key, v in value.items())
+        return f"{{{pairs}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_toml(v) for v in value)}]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return json.dumps(value)
+
+
+def _copy(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _copy(v) if isinstance(v, Mapping) else v for k, v in tree.items()}

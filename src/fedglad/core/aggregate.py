@@ -1,0 +1,260 @@
+"""Streams updates into Σw·g and, per tensor, ‖g_k‖²: O(1) models of memory for any cohort.
+
+Memory bandwidth is what limits a server, so the flat vector is worked through in blocks that fit
+the cache: a block of an update is read from memory once, added, and measured while it is there.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.linalg import vector_norm
+
+from fedglad.core.layout import BLOCK, Block, Layout
+from fedglad.core.validate import Source
+
+TINY = 1e-30  # squared norms below it may have lost float32 squares to underflow: sum them again
+
+
+class Sum:
+    """A running Σ w·x in a flat vector that is allocated once and used again every round.
+
+    `factor` turns it into a mean. Set before the last sweep, that happens block by block while the
+    sum is in the cache; set later, `mean_sq` does it.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.flat = layout.zeros()
+        self.clear()
+
+    def clear(self) -> None:
+        self.empty = True
+        self.factor: float | None = None
+        self._rows: list[Tensor] = []
+
+    def finish(self, block: Block, factor: float) -> None:
+        x = self.flat[block.span].mul_(factor)
+        self._rows.append(vector_norm(x.view(-1, self.layout.row), dim=1))
+
+    def mean_sq(self, factor: float) -> np.ndarray:
+        """‖ḡ‖² of each tensor of the mean, factor · Σ w·x, which `flat` then is."""
+        if self.factor is None:
+            self.factor = factor
+            for block in self.layout.blocks:
+                self.finish(block, factor)
+        assert self.factor == factor
+        rows = torch.cat(self._rows).cpu().numpy()
+        return _squares(self.layout, rows[None], [self.flat], self.flat)[0]
+
+
+class BufferMean:
+    """Buffers of trained models: floats are averaged by weight, counters take the maximum."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.kinds = layout.buffers
+        self.sums: dict[str, Tensor] = {}
+        self.weight = 0.0
+
+    def add(self, buffers: Mapping[str, Tensor], weight: float) -> None:
+        self.weight += weight if buffers else 0.0
+        for name, value in buffers.items():
+            old = self.sums.get(name)
+            if value.is_floating_point():
+                part = value.double() * weight
+                self.sums[name] = part if old is None else old + part
+            else:
+                self.sums[name] = value.clone() if old is None else _larger(old, value)
+
+    def mean(self) -> dict[str, Tensor]:
+        """The new buffers, in their own dtypes; empty if no update brought any."""
+        means = {n: s / self.weight if s.is_floating_point() else s for n, s in self.sums.items()}
+        return {name: mean.to(self.kinds[name][1]) for name, mean in means.items()}
+
+
+def _larger(a: Tensor, b: Tensor) -> Tensor:
+    if a.dtype in (torch.uint16, torch.uint32, torch.uint64):  # of which torch takes no maximum
+        larger = np.maximum(a.cpu().numpy(), b.cpu().numpy())
+        return torch.from_numpy(np.asarray(larger)).to(a.device)
+    return torch.maximum(a, b)
+
+
+def sweep(
+    layout: Layout,
+    sources: Sequence[Source | Tensor] | Tensor,
+    base: Tensor,
+    into: Sequence[tuple[Sum, Sequence[float]]] = (),
+    *,
+    measure: bool = True,
+) -> np.ndarray:
+    """One pass over the sources: adds w_k·g_k to each sum of `into` and returns ‖g_k‖² (k, tensor).
+
+    A source that holds a trained model counts as `base` − θ_k. A bare tensor is a packed vector;
+    the rows of a matrix are many.
+    """
+    if measure and not into and len(layout.blocks) == 1:
+        stacked = _matrix(sources)
+        if stacked is not None:
+            norms = vector_norm(stacked.reshape(len(stacked), -1, layout.row), dim=2)
+            return _squares(layout, norms.cpu().numpy(), sources, base)
+    scratch = torch.empty(min(BLOCK, layout.size), dtype=layout.dtype, device=layout.device)
+    norms = scratch.new_empty(len(sources), layout.size // layout.row if measure else 0)
+    rows = [own.split(layout.block_rows) for own in norms] if measure else []
+    there = [_parts(layout, source) for source in sources]
+    lists = _lists(layout, sources)
+    sums = [(total, total.flat.split(layout.sizes), weights) for total, weights in into]
+    for at, block in enumerate(layout.blocks):
+        for gap in block.gaps:
+            scratch[gap] = 0
+        together = _gather(layout, block, lists)
+        for k, source in enumerate(sources):
+            x = there[k][at]
+            if x is None:
+                x = _read(layout, block, source, base, scratch) if together is None else together[k]
+            for total, targets, weights in sums:
+                if total.empty and k == 0:
+                    torch.mul(x, weights[k], out=targets[at])
+                else:
+                    targets[at].add_(x, alpha=weights[k])
+            if measure and together is None:
+                vector_norm(x.view(-1, layout.row), dim=1, out=rows[k][at])
+        if measure and together is not None:
+            first = block.span.start // layout.row
+            found = vector_norm(together.view(len(sources), -1, layout.row), dim=2)
+            norms[:, first : first + found.shape[1]] = found
+        for total, _ in into:
+            if total.factor is not None:
+                total.finish(block, total.factor)
+    for total, _ in into:
+        total.empty = False
+    if not measure:
+        return np.empty((0, len(layout.names)))
+    return _squares(layout, norms.cpu().numpy(), sources, base)
+
+
+def _parts(layout: Layout, source: Source | Tensor) -> Sequence[Tensor | None]:
+    """The blocks of a source that can be read where they lie."""
+    tensors = source if isinstance(source, Tensor) else source.tensors
+    if isinstance(tensors, Tensor):
+        return (tensors,) if len(layout.sizes) == 1 else tensors.split(layout.sizes)
+    assert isinstance(source, Source)
+    return [None] * len(layout.blocks) if source.trained else layout.parts(tensors)
+
+
+def _matrix(sources: Sequence[Source | Tensor] | Tensor) -> Tensor | None:
+    """The packed vectors of the sources as rows; None unless they all are such."""
+    if isinstance(sources, Tensor):
+        return sources
+    found = [s if isinstance(s, Tensor) else s.tensors for s in sources]
+    vectors = [x for x in found if isinstance(x, Tensor)]
+    return torch.stack(vectors) if vectors and len(vectors) == len(found) else None
+
+
+def _squares(
+    layout: Layout,
+    norms: np.ndarray,  # of the rows, (k, row)
+    sources: Sequence[Source | Tensor] | Tensor,
+    base: Tensor,
+) -> np.ndarray:
+    squares = layout.per_tensor(np.square(norms, dtype=np.float64))
+    for k, i in zip(*np.nonzero(squares < TINY), strict=True):
+        squares[k, i] = _small(layout, int(i), sources[k], base)
+    return squares
+
+
+def norms_sq(layout: Layout, flat: Tensor) -> np.ndarray:
+    """‖x‖² of each tensor of a packed vector."""
+    return sweep(layout, [flat], flat)[0]
+
+
+def products(layout: Layout, a: Tensor, b: Tensor) -> np.ndarray:
+    """⟨a, b⟩ of each tensor of two packed vectors."""
+    rows = [(a[x.span] * b[x.span]).view(-1, layout.row).sum(1) for x in layout.blocks]
+    return layout.per_tensor(torch.cat(rows).double().cpu().numpy())
+
+
+def pack(layout: Layout, source: Source, base: Tensor) -> Tensor:
+    """The source's difference as a packed vector of its own."""
+    flat = layout.zeros()
+    scratch = torch.empty(min(BLOCK, layout.size), dtype=layout.dtype, device=layout.device)
+    for block in layout.blocks:
+        for gap in block.gaps:
+            scratch[gap] = 0
+        flat[block.span] = _read(layout, block, source, base, scratch)
+    return flat
+
+
+def _read(
+    layout: Layout,
+    block: Block,
+    source: Source | Tensor,
+    base: Tensor,
+    scratch: Tensor,
+) -> Tensor:
+    """The block of a source: the caller's own memory if its form allows, else scratch.
+
+    The caller has zeroed the block's padding in scratch; base's is zero, so it stays so.
+    """
+    tensors = source if isinstance(source, Tensor) else source.tensors
+    if isinstance(tensors, Tensor):
+        return tensors if block.size == layout.size else tensors[block.span]
+    assert isinstance(source, Source)
+    whole = block.whole
+    if whole and (x := tensors[whole.index]).dtype == layout.dtype and x.device == layout.device:
+        x = x[whole.span]
+    else:
+        x = scratch[: block.size]
+        for piece in block.pieces:
+            x[piece.place] = tensors[piece.index][piece.span]
+    return torch.sub(base[block.span], x, out=scratch[: block.size]) if source.trained else x
+
+
+def _gather(layout: Layout, block: Block, lists: list[list[Tensor]]) -> Tensor | None:
+    """A block of small tensors from all sources at once, (k, element): fewer, larger copies.
+
+    None where each is better read for itself.
+    """
+    if block.whole or not lists or len(lists) * block.size > BLOCK:
+        return None
+    found = torch.zeros(len(lists), block.size, dtype=layout.dtype, device=layout.device)
+    for piece in block.pieces:
+        found[:, piece.place] = torch.stack([tensors[piece.index][piece.span] for tensors in lists])
+    return found
+
+
+def _lists(layout: Layout, sources: Sequence[Source | Tensor] | Tensor) -> list[list[Tensor]]:
+    """The tensors of the sources; none unless all are differences, tensor by tensor, as we work."""
+    lists: list[list[Tensor]] = []
+    for source in sources:
+        if isinstance(source, Tensor) or isinstance(source.tensors, Tensor) or source.trained:
+            return []
+        if any((x.dtype, x.device) != (layout.dtype, layout.device) for x in source.tensors):
+            return []
+        lists.append(source.tensors)
+    return lists
+
+
+def _small(layout: Layout, index: int, source: Source | Tensor, base: Tensor) -> float:
+    """‖g‖² of one tensor in float64, for squares that float32 cannot hold."""
+    span = slice(layout.starts[index], layout.starts[index] + layout.numels[index])
+    if isinstance(source, Tensor):
+        x = source[span]
+    elif isinstance(source.tensors, Tensor):
+        x = source.tensors[span]
+    else:
+        x = source.tensors[index].to(layout.device, layout.dtype)
+        if source.trained:
+            x = base[span] - x
+    if not bool(x.any()):
+        return 0.0
+    parts = (part.double().cpu().numpy() for part in x.split(BLOCK))
+    return float(sum(np.square(part).sum() for part in parts))
+
+
+def totals_sq(squares: np.ndarray) -> list[float]:
+    """‖g_k‖² over all tensors; NaN where it is not finite."""
+    finite = np.isfinite(squares.sum(axis=1))
+    pairs = zip(squares.tolist(), finite, strict=True)
+    return [math.fsum(row) if good else math.nan for row, good in pairs]

@@ -1,0 +1,365 @@
+"""Many runs: every combination of some grids, each in a process with one thread; resumable."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from itertools import product
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from fedglad.config.keys import label
+from fedglad.config.schema import Config, ConfigError, load, parse_value
+from fedglad.records import Round
+from fedglad.runs.control import adaptive, at_constant, mark, mean_factor
+from fedglad.runs.running import Interrupted, Run, RunError, execute, patient
+from fedglad.simulation.engines.local import Local
+from fedglad.simulation.engines.serial import Serial
+
+
+@dataclass(frozen=True)
+class Task:
+    """One configuration of a sweep, its folder, what the grids set; of a control, its rule."""
+
+    name: str
+    config: Config
+    folder: Path
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    rule: "Task | None" = None
+
+    @property
+    def label(self) -> str:
+        """Its settings in one line: `seed=1 control of adapter.name=glad`."""
+        if self.rule is None:
+            return label(self.settings)
+        name = self.rule.config.to_dict()["adapter"]["name"]
+        parts: list[dict[str, Any]] = [{}, {"adapter.name": name}]
+        for key, value in self.rule.settings.items():
+            parts[key.startswith("adapter.")][key] = value
+        return f"{label(parts[0])} control of {label(parts[1])}".lstrip()
+
+    @property
+    def finished(self) -> bool:
+        """Whether it is there already."""
+        config = self.folder / "config.toml"
+        try:
+            done = config.is_file() and Run(self.folder).summary is not None
+            return done and load(config)[1].hash() == self.config.hash()
+        except (ValueError, RunError):  # something is broken: running it says what
+            return False
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened to a task; one of the last four is its end."""
+
+    task: Task
+    what: Literal["started", "waiting", "round", "kept", "finished", "failed", "stopped"]
+    round: Round | None = None
+    reason: str = ""
+
+
+Told = tuple[str, Round | None, str]
+"""What a job's process says: an Event without its task, in which the data may have been loaded."""
+
+STDOUT, STDERR = 1, 2
+DONE = ("kept", "finished")
+ENDS = (*DONE, "failed", "stopped")
+
+Then = Callable[[Event], Iterable[Task]]
+"""Called at each task's end: what is to be run because of it."""
+
+
+def first_rounds(config: Config, rounds: int) -> Config:
+    """A run's first rounds as a run; the server's rate falls as it would in the whole run."""
+    sections = {**config.sections, "server": config.sections["server"].within(config.rounds)}
+    return replace(config, rounds=rounds, sections=sections)
+
+
+def tasks(
+    source: str | Path, grids: Sequence[str], overrides: Mapping[str, Any], out: Path
+) -> list[Task]:
+    """Every combination of "KEY=V1,V2" grids, checked; the last grid changes fastest.
+
+    Configurations that are the same, apart from the engine, are one task.
+    """
+    values = parse_grids(grids)
+    if both := sorted(values.keys() & overrides.keys()):
+        raise ConfigError(f"{both[0]!r} is both set and in a grid: leave one of them out")
+    found: dict[Path, Task] = {}
+    for chosen in product(*values.values()):
+        settings = dict(zip(values, chosen, strict=True))
+        try:
+            name, config = load(source, {**overrides, **settings})
+        except ConfigError as error:
+            raise ConfigError(f"{error}  (with {label(settings)})") from None
+        folder = out / f"{name}-{config.hash()}"
+        found.setdefault(folder, Task(name, config, folder, settings))
+    return list(found.values())
+
+
+def sweep(tasks: Sequence[Task], *, jobs: int = 1, then: Then | None = None) -> Generator[Event]:
+    """Runs what is missing, in order and at most `jobs` at a time, and tells what happens.
+
+    Finished runs are kept, unfinished ones go on from their checkpoint, and a run that fails does
+    not stop the others. After Ctrl-C the running ones finish their round and save; then Interrupted
+    is raised. A second one ends them at once.
+    """
+    missing, running, cut = deque[Task](), list[_Job](), False
+
+    def take(new: Iterable[Task]) -> Iterator[Event]:
+        """Tells of those that are there already, and notes the others."""
+        waiting = deque(new)
+        while waiting:
+            task = waiting.popleft()
+            if task.finished:
+                event = Event(task, "kept")
+                yield event
+                waiting.extend(then(event) if then else ())
+            else:
+                missing.append(task)
+
+    yield from take(tasks)
+    with patient() as asked_to_stop:
+        try:
+            while running or (missing and not asked_to_stop()):
+                while missing and len(running) < jobs and not asked_to_stop():
+                    running.append(_Job(missing.popleft()))
+                    yield Event(running[-1].task, "started")
+                for event in _listen(running, stop=asked_to_stop()):
+                    cut = cut or event.what == "stopped"
+                    yield event
+                    if then and event.what in ENDS:
+                        yield from take(then(event))
+        finally:
+            for job in running:
+                job.end(patience=0)
+        if asked_to_stop() and (missing or cut):
+            raise Interrupted("stopped, all saved: go on with the same command")
+
+
+def controlled(tasks: Sequence[Task], *, jobs: int = 1) -> Generator[Event]:
+    """A sweep in which each run of an adaptive rule is followed by its control."""
+    lost: list[Event] = []
+
+    def then(event: Event) -> list[Task]:
+        rule = event.task
+        if event.what not in DONE or not has_control(rule):
+            return []
+        try:
+            return [control(rule)]
+        except (ValueError, RunError, OSError) as error:
+            nowhere = rule.folder.with_name(f"{rule.folder.name}-control")
+            lost.append(
+                Event(replace(rule, folder=nowhere, rule=rule), "failed", reason=str(error))
+            )
+            return []
+
+    with closing(sweep(tasks, jobs=jobs, then=then)) as events:
+        for event in events:
+            yield event
+            yield from lost
+            lost.clear()
+    yield from lost
+
+
+def has_control(task: Task) -> bool:
+    """Whether its rule is adaptive, and it is not a control itself."""
+    return task.rule is None and adaptive(task.config)
+
+
+def control(rule: Task) -> Task:
+    """The run at a constant factor, the mean of a finished rule's own; its folder says so."""
+    factor = mean_factor(rule.folder, rule.config)
+    config = at_constant(rule.config, factor)
+    folder = rule.folder.with_name(f"{rule.name}-{config.hash()}")
+    mark(folder, rule.config, factor)
+    settings = {k: v for k, v in rule.settings.items() if not k.startswith("adapter.")}
+    settings |= {"adapter.name": "fixed", "adapter.value": factor}
+    return Task(rule.name, config, folder, settings, rule)
+
+
+class _Job:
+    """A task in a process of its own, started from one that has all modules loaded."""
+
+    def __init__(self, task: Task) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__, "pydantic"])
+        with _deaf():  # what starts now must not hear of Ctrl-C, not even while it imports
+            forkserver.ensure_running()
+        self.task, self.told = task, False
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_work, args=(task, theirs))
+        self.process.start()
+        theirs.close()
+
+    def receive(self) -> Event:
+        """What it says; of one that is gone without a word, how it went."""
+        try:
+            return Event(self.task, *self.pipe.recv())
+        except (EOFError, OSError):
+            self.process.join()
+            return Event(self.task, "failed", reason=_death(self.process.exitcode or 0))
+
+    def stop(self) -> None:
+        """Lets it finish its round and save."""
+        with suppress(OSError):  # it is gone already
+            if not self.told:
+                self.pipe.send("stop")
+        self.told = True
+
+    def end(self, patience: float = 5.0) -> None:
+        """Ends it for good; what it has saved is intact."""
+        self.process.join(patience)
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+def _listen(running: list[_Job], *, stop: bool) -> Iterator[Event]:
+    """What the running jobs say within a moment; those that are done are taken off the list."""
+    if stop:
+        for job in running:
+            job.stop()
+    ready = wait([job.pipe for job in running], timeout=0.2)
+    for job in [job for job in running if job.pipe in ready]:
+        event = job.receive()
+        if event.what in ENDS:
+            running.remove(job)
+            job.end()
+        yield event
+
+
+def _death(code: int) -> str:
+    if code < 0:
+        return f"its process was killed by {signal.Signals(-code).name}"
+    return f"its process ended with exit code {code}"
+
+
+@contextmanager
+def _deaf() -> Generator[None]:
+    try:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # not in the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# ---------------------------------------------------------------------------- in the job's process
+
+
+def _work(task: Task, pipe: Connection) -> None:
+    """A job's life: it leaves Ctrl-C to its parent, which tells it to stop, and ends with it."""
+    os.setpgrp()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    try:
+        _speak_to(task.folder)
+    except OSError as error:
+        end = ("failed", None, f"its folder cannot be written: {error}")
+    else:
+        end = _run(task, pipe)
+    with suppress(OSError):
+        pipe.send(end)
+
+
+def _run(task: Task, pipe: Connection) -> Told:
+    waiting = [("waiting",)]
+
+    def on_round(done: Round) -> None:
+        pipe.send(("round", done))
+        if pipe.poll():
+            signal.raise_signal(signal.SIGINT)  # which runs.py takes for: after this round
+
+    def busy() -> None:
+        """Waits while another process is at this run."""
+        if waiting:
+            pipe.send(waiting.pop())
+        if pipe.poll(0.5):
+            raise Interrupted("stopped while waiting")
+
+    config = _alone(task.config)
+    try:
+        execute(task.name, config, out=task.folder, resume=True, on_round=on_round, busy=busy)
+    except (Interrupted, KeyboardInterrupt):
+        return "stopped", None, "stopped before its end, saved"
+    except Exception as error:
+        traceback.print_exc()
+        plain = type(error) in (ValueError, ConfigError, RunError)
+        return "failed", None, str(error) if plain else f"{type(error).__name__}: {error}"
+    return "finished", None, ""
+
+
+def _alone(config: Config) -> Config:
+    """The same with one process, whose result has the same bits; other engines stay."""
+    engine = config.sections["engine"]
+    if not isinstance(engine, Local):
+        return config
+    # Only another process can give up a client that hangs.
+    engine = replace(engine, workers=1) if engine.client_timeout else Serial()
+    return replace(config, sections={**config.sections, "engine": engine})
+
+
+def _speak_to(folder: Path) -> None:
+    """Whatever is printed goes to the run's log, not between the lines of the terminal."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "log.txt", "a") as log:
+        for stream in (STDOUT, STDERR):
+            os.dup2(log.fileno(), stream)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# ----------------------------------------------------------------------------------------- grids
+
+
+def parse_grids(grids: Sequence[str]) -> dict[str, list[Any]]:
+    """{key: values} of "KEY=V1,V2" texts."""
+    if not grids:
+        raise ConfigError("a sweep needs a grid: --grid seed=1,2,3")
+    values: dict[str, list[Any]] = {}
+    for text in grids:
+        key, equals, rest = (part.strip() for part in text.partition("="))
+        pieces = [piece.strip() for piece in _split(rest)]
+        if not (key and equals and all(pieces)):
+            raise ConfigError(f"--grid {text!r}: write it as KEY=V1,V2, for example seed=1,2,3")
+        if key in values:
+            raise ConfigError(f"--grid {key!r} is there twice: give all its values at once")
+        values[key] = [parse_value(piece) for piece in pieces]
+    return values
+
+
+def _split(text: str) -> list[str]:
+    """At the commas that are in no bracket and no quotation."""
+    pieces, depth, quote = [""], 0, ""
+    for char in text:
+        if quote:
+            quote = "" if char == quote and not pieces[-1].endswith("\\") else quote
+        elif char in "\"'":
+            quote = char
+        else:
+            depth += (char in "[{(") - (char in "]})")
+        if char == "," and depth == 0 and not quote:
+            pieces.append("")
+        else:
+            pieces[-1] += char
+    return pieces

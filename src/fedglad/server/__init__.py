@@ -1,0 +1,31 @@
+"""The server: one round is validate ▸ filter ▸ aggregate ▸ method ▸ adapt ▸ step.
+
+    from fedglad.server import Server                  # or: from fedglad import Server
+    from fedglad.server import Collector, Sums         # rounds from sums alone
+
+`intake` takes in a round's updates, `from_sums` a round of which only sums are known, and
+`compatibility` says which parts cannot be combined. May import core and the small vocabularies:
+optimizers, filters, weights and adapters.
+"""
+
+from typing import TYPE_CHECKING
+
+from fedglad.core.lazy import lazily
+
+if TYPE_CHECKING:
+    from fedglad.server.from_sums import Collector, Sums
+    from fedglad.server.server import Method, Server
+    from fedglad.server.state import REGISTRIES
+
+__all__ = ["REGISTRIES", "Collector", "Method", "Server", "Sums"]
+
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "REGISTRIES": "state",
+        "Collector": "from_sums",
+        "Method": "server",
+        "Server": "server",
+        "Sums": "from_sums",
+    },
+)

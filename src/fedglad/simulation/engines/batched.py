@@ -1,0 +1,313 @@
+"""Clients side by side as one batch of models (torch.func.vmap), for small models.
+
+It pays where calling PyTorch costs more than the arithmetic.
+Same mathematics, same batches, other bits: a batched product is summed in another order. Dropout
+draws for all clients at once, so a model with dropout trains as with another seed.
+
+Clients need not be of one size. A row of the matrices is a client, those with most steps first, so
+that the ones still at work are always the first rows; a batch that is shorter than its neighbours'
+is filled up with samples that count for nothing. Where samples of a batch see each other through a
+buffer (batch normalisation) nothing is filled up: clients of equal size go together.
+"""
+
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Annotated, Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.functional import cross_entropy, log_softmax
+from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
+
+from fedglad.clients.loop import Memory, move, seed_torch, slot_names
+from fedglad.records import Failure
+from fedglad.rng import stream
+from fedglad.simulation.engines import (
+    DEVICE,
+    Brought,
+    Call,
+    Evaluation,
+    Group,
+    Job,
+    Packed,
+    Worker,
+    as_group,
+    find_device,
+    threads,
+)
+from fedglad.simulation.engines.samples import Batches, Member, Samples, fetch, size
+from fedglad.simulation.engines.serial import SerialEngine
+
+GROUP_ELEMENTS = 1 << 22  # parameters, or inputs, of all clients that are trained together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batched:
+    """All clients of a cohort together (vmap), for small models; other bits than the others."""
+
+    device: Annotated[str, DEVICE] = "auto"
+    threads: Annotated[int, "of torch; the bits may depend on it"] = 1
+
+    exact = False  # a run's name tells it from the same run in another engine
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ValueError(f"threads = {self.threads!r}: must be 1 or more")
+
+    def start(self, job: Job) -> "BatchedEngine":
+        return BatchedEngine(Worker(job, find_device(self.device)), self.threads)
+
+
+class BatchedEngine:
+    """Trains a group of clients as the rows of matrices."""
+
+    def __init__(self, worker: Worker, count: int) -> None:
+        self.worker = worker
+        self.job = worker.job
+        self.bench = worker.bench
+        self.threads = count
+        inputs = self._samples() * worker.test[0][:1].numel()
+        self.limit = max(1, GROUP_ELEMENTS // max(self.bench.layout.size, inputs))
+        model = self.bench.model
+        self.own_buffers = dict(model.named_buffers())
+        mixing = any(isinstance(module, _BatchNorm) for module in model.modules())
+        self.mixes = mixing or bool(self.own_buffers)  # a sample of a batch may change the others
+        self.trained = [name for name, p in model.named_parameters() if p.requires_grad]
+        self.whole = _Whole(model)
+        self.scores = vmap(self._scores, randomness="different")
+        self.each_loss = vmap(vmap(self._sample_loss))
+        self.mean_loss = vmap(self.job.loss)
+        self.matrices: dict[str, Tensor] = {}
+
+    def train(self, t: int, cohort: Sequence[int], packed: Packed, sent: Memory) -> Iterator[Group]:
+        call = self.worker.call(t, packed, sent)
+        for k in range(0, len(cohort), self.limit):
+            seed = int(stream(self.job.seed, "batched", t, k).integers(2**63))
+            with threads(self.threads):  # also for the caller: small work is quickest on few
+                seed_torch(seed, self.worker.device)
+                yield self._group(call, cohort[k : k + self.limit])
+
+    def _samples(self) -> int:
+        """The most that a batch may have."""
+        client, data = self.job.client, self.job.data
+        return max(map(data.size, range(data.clients))) if client.whole else client.batch_size
+
+    def evaluate(self, packed: Packed) -> Evaluation:
+        return SerialEngine(self.worker).evaluate(packed)
+
+    def losses(self, clients: Sequence[int], packed: Packed) -> list[float]:
+        return SerialEngine(self.worker).losses(clients, packed)
+
+    def close(self) -> None:
+        pass
+
+    def _group(self, call: Call, clients: Sequence[int]) -> Group:
+        self.bench.load(call.theta, call.buffers)
+        self.bench.model.train()
+        deltas = self._matrix("deltas", len(clients))
+        found: dict[int, Brought | Failure] = {}
+        members: list[Member] = []
+        samples = fetch(self.job.data, clients)
+        for place, (client, data) in enumerate(zip(clients, samples, strict=True)):
+            if isinstance(data, Exception):
+                found[place] = _failure(client, data)
+            else:
+                members.append(Member(place, client, *data, self._batches(call.t, client, data)))
+        for alike in self._alike(members):
+            found |= self._try(call, alike, deltas)
+        return as_group(self.job, clients, deltas.cpu(), [found[k] for k in range(len(clients))])
+
+    def _batches(self, t: int, client: int, data: Samples) -> list[np.ndarray | slice]:
+        settings, n = self.job.client, size(data)
+        if n <= settings.batch_size:  # all of it every time: the order changes nothing
+            return [slice(None)] * (settings.steps or settings.epochs)
+        rng = stream(self.job.seed, "client", t, client)
+        rng.bit_generator.random_raw()  # dropout's seed elsewhere: the batches are the same
+        return list(settings.batches(n, settings.order(self.job.seed, client) or rng))
+
+    def _alike(self, members: list[Member]) -> list[list[Member]]:
+        """Those that can be trained together, most steps first."""
+        groups: dict[Any, list[Member]] = {}
+        if not self.mixes and all(member.x is members[0].x for member in members):
+            groups[None] = members
+        else:
+            for member in members:
+                n = size((member.x, member.y, member.rows)) if self.mixes else 0
+                groups.setdefault((member.kind(), n), []).append(member)
+        return [sorted(g, key=lambda m: -len(m.batches)) for g in groups.values() if g]
+
+    def _try(
+        self, call: Call, members: list[Member], deltas: Tensor
+    ) -> dict[int, Brought | Failure]:
+        """Trains them together; if that fails, one by one, so that each fails for itself."""
+        try:
+            return self._train(call, members, deltas)
+        except OSError:  # a memory could not be written: no client's fault
+            raise
+        except Exception as error:
+            if len(members) == 1:
+                return {members[0].place: _failure(members[0].client, error)}
+            found: dict[int, Brought | Failure] = {}
+            for member in members:
+                found |= self._try(call, [member], deltas)
+            return found
+
+    def _train(
+        self, call: Call, members: list[Member], deltas: Tensor
+    ) -> dict[int, Brought | Failure]:
+        client, bench, theta, k = self.job.client, self.bench, call.theta, len(members)
+        totals = [len(member.batches) for member in members]
+        batches = Batches(members, self.worker.device)
+        w, grad = self._matrix("w", k).copy_(theta), self._matrix("grad", k)
+        values, grads = self._views(w), self._views(grad)
+        buffers = {
+            name: torch.stack([call.buffers.get(name, value)] * k)
+            for name, value in self.own_buffers.items()
+        }
+        slots = {name: self._matrix(name, k).zero_() for name in slot_names(client)}
+        memory = self._memory(members)
+        memory |= {name: self._matrix(f"scratch {name}", k).zero_() for name in client.scratch}
+        losses = torch.zeros(k, device=w.device)
+        for step in range(totals[0]):
+            now = slice(sum(total > step for total in totals))  # the rows still at work
+            x, y, weight = batches.take(step, now.stop)
+            x = self.worker.prepare(x.flatten(0, 1), True).unflatten(0, x.shape[:2])
+            own = {name: value[now].detach() for name, value in values.items()}
+            wanted = [own[name].requires_grad_() for name in self.trained]
+            scores, left = self.scores(own, _rows(buffers, now), x)
+            loss = self._loss(scores, y, weight)
+            # A client's loss depends on its own row alone, so this is every client's gradient.
+            new = torch.autograd.grad(loss.sum(), wanted, materialize_grads=True)
+            losses[now] += loss.detach()
+            for name, value in left.items():
+                buffers[name][now] = value.detach()
+            grad[now] = 0
+            for name, value in zip(self.trained, new, strict=True):
+                grads[name][now] = value
+            client.correct(grad[now], w[now], theta, _rows(memory, now), call.sent)
+            if client.clip_norm:
+                _clip(grad[now], client.clip_norm)
+            for total, rows in _runs(totals[now]):
+                rate = client.rate(step, total)
+                move(client, w[rows], grad[rows], _rows(slots, rows), rate, step)
+            for span in bench.frozen:
+                w[now, span] = theta[span]
+        delta = torch.sub(theta, w, out=w)
+        found: dict[int, Brought | Failure] = {}
+        for total, rows in _runs(totals):
+            kept, extra = client.finish(delta[rows], total, _rows(memory, rows), call.sent)
+            self._remember(call.t, members[rows], kept)
+            extra = None if extra is None else extra.expand_as(delta[rows]).clone()
+            pairs = zip(members[rows], (losses[rows] / total).tolist(), strict=True)
+            found |= {member.place: Brought(total, loss) for member, loss in pairs}
+            for row, member in enumerate(
+                members[rows] if bench.buffers or extra is not None else []
+            ):
+                brought = cast(Brought, found[member.place])
+                brought.buffers = {n: buffers[n][rows][row].cpu() for n in bench.buffers}
+                brought.extra = None if extra is None else extra[row].cpu()
+        places = [member.place for member in members]  # only now: `finish` may change a delta
+        deltas[slice(None) if places == list(range(len(deltas))) else places] = delta
+        return found
+
+    def _memory(self, members: list[Member]) -> Memory:
+        memories, names = self.job.memories, self.job.client.remembers
+        if memories is None:
+            return {}
+        zeros = dict.fromkeys(names, self.bench.zeros.cpu())
+        held = [memories.read(m.client, memories.version(m.client)) or zeros for m in members]
+        return {n: torch.stack([own[n] for own in held]).to(self.worker.device) for n in names}
+
+    def _remember(self, t: int, members: list[Member], memory: Memory) -> None:
+        if self.job.memories:
+            for row, member in enumerate(members):
+                own = {n: v[row if v.dim() > 1 else ...].cpu() for n, v in memory.items()}
+                self.job.memories.propose(member.client, t, own)
+
+    def _matrix(self, name: str, k: int) -> Tensor:
+        """k rows of memory that is used again in the next group: new pages would cost more."""
+        found = self.matrices.get(name)
+        if found is None or len(found) < k:
+            layout = self.bench.layout
+            found = torch.empty(k, layout.size, dtype=layout.dtype, device=layout.device)
+            self.matrices[name] = found
+        return found[:k]
+
+    def _views(self, matrix: Tensor) -> dict[str, Tensor]:
+        """The named tensors of a matrix of packed vectors, stacked."""
+        layout = self.bench.layout
+        places = zip(layout.names, layout.starts, layout.numels, layout.shapes, strict=True)
+        return {n: matrix[:, s : s + size].view(-1, *shape) for n, s, size, shape in places}
+
+    def _scores(self, params: Memory, buffers: Memory, x: Tensor) -> tuple[Tensor, Memory]:
+        if not buffers:
+            return functional_call(self.bench.model, params, (x,)), {}
+        named = {f"model.{name}": value for name, value in {**params, **buffers}.items()}
+        return functional_call(self.whole, named, (x,))
+
+    def _loss(self, scores: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+        """Every client's loss: the mean over its samples, or their sum by weight."""
+        if self.job.loss is cross_entropy and y.dim() == 2 and int(y.min()) >= 0:
+            # Without vmap, and along the first dimension: torch is ten times faster at that.
+            columns = log_softmax(scores.flatten(0, 1).t(), dim=0)
+            each = columns.gather(0, y.view(1, -1)).neg().view_as(y)
+        elif self.job.loss is cross_entropy and not y.is_floating_point():
+            return _mean_of_targets(scores, y, weight)
+        elif weight is None:
+            return self.mean_loss(scores, y)
+        else:
+            each = self.each_loss(scores, y)
+        return each.mean(dim=1) if weight is None else (each * weight).sum(dim=1)
+
+    def _sample_loss(self, scores: Tensor, y: Tensor) -> Tensor:
+        return self.job.loss(scores.unsqueeze(0), y.unsqueeze(0))
+
+
+class _Whole(nn.Module):
+    """A model that also gives back its buffers as a call leaves them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Memory]:
+        scores = self.model(x)
+        return scores, dict(self.model.named_buffers())
+
+
+def _mean_of_targets(scores: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+    """cross_entropy of every client where some targets do not count (−100): their mean."""
+    each = cross_entropy(scores.flatten(0, 1), y.flatten(0, 1), reduction="none").view_as(y)
+    counted = y != -100
+    if weight is not None:
+        counted &= (weight > 0).view(*weight.shape, *[1] * (y.dim() - 2))
+    return (each * counted).flatten(1).sum(dim=1) / counted.flatten(1).sum(dim=1)
+
+
+def _clip(grad: Tensor, most: float) -> None:
+    norm = torch.linalg.vector_norm(grad, dim=1, keepdim=True)
+    grad.mul_(torch.where(norm > most, most / (norm + 1e-6), 1.0))
+
+
+def _runs(totals: Sequence[int]) -> Iterator[tuple[int, slice]]:
+    """Stretches of rows with an equal number of steps."""
+    start = 0
+    for total, same in groupby(totals):
+        end = start + len(list(same))
+        yield total, slice(start, end)
+        start = end
+
+
+def _rows(matrices: Memory, rows: slice) -> Memory:
+    return {name: matrix[rows] for name, matrix in matrices.items()}
+
+
+def _failure(client: int, error: Exception) -> Failure:
+    said = f"{type(error).__name__}: {error}"
+    if "vmap" in said:
+        said += " (what vmap cannot do, engine.name = local can)"
+    return Failure(client, said, traceback.format_exc())

@@ -1,0 +1,185 @@
+"""A pool of worker processes, one thread each: the default.
+
+θ goes out, and updates come back, through shared memory; the pipes carry only who is to train. A
+worker that dies is replaced and its clients are trained again: as their randomness is named by
+round and client, to the same bits.
+"""
+
+import math
+import os
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedglad.clients.loop import Memory, Workbench
+from fedglad.core.processes import TRIES, Lost, Pool, Serve
+from fedglad.records import Failure, Several
+from fedglad.simulation.engines import (
+    DEVICE,
+    GROUP_BYTES,
+    Brought,
+    Call,
+    Evaluation,
+    Group,
+    Job,
+    Packed,
+    Worker,
+    as_group,
+    find_device,
+    threads,
+)
+
+SHARE = 4
+"""Groups a worker gets in a round, if there are enough clients: none waits long at the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local:
+    """Worker processes on this machine, one thread each."""
+
+    workers: Annotated[int | Literal["auto"], "processes; auto: one a core"] = "auto"
+    device: Annotated[str, DEVICE] = "auto"
+    client_timeout: Annotated[float, "seconds until a client is given up; 0: never"] = 0
+
+    def __post_init__(self) -> None:
+        if self.workers != "auto" and self.workers < 1:
+            raise ValueError(f"workers = {self.workers!r}: must be 1 or more, or 'auto'")
+        if self.client_timeout < 0:
+            raise ValueError(f"client_timeout = {self.client_timeout!r}: must be 0 (never) or more")
+
+    def start(self, job: Job) -> "LocalEngine":
+        workers = os.cpu_count() or 1 if self.workers == "auto" else self.workers
+        return LocalEngine(job, workers, find_device(self.device), self.client_timeout)
+
+
+class LocalEngine:
+    """At most 2 × workers groups of updates are in flight, whatever the cohort."""
+
+    def __init__(self, job: Job, workers: int, device: torch.device, client_timeout: float) -> None:
+        self.job = job
+        self.workers = workers
+        self.device = device
+        self.client_timeout = client_timeout
+        layout = Workbench(job.build(), job.loss).layout  # refuses what cannot be trained
+        self.theta = layout.zeros().share_memory_()
+        self.sent = {name: layout.zeros().share_memory_() for name in job.client.hears}
+        size = layout.size * self.theta.element_size()
+        # A client that hangs must be told from its neighbours.
+        self.largest = 1 if client_timeout else max(1, GROUP_BYTES // size)
+        shape = (2 * self.workers, self.largest, layout.size)
+        self.slots = torch.zeros(shape, dtype=layout.dtype).share_memory_()
+        sends = shape if job.client.server else (0,)
+        self.extras = torch.zeros(sends, dtype=layout.dtype).share_memory_()
+        # How often each client's worker has died under it: it must not take its group along.
+        self.deaths = torch.zeros(shape[:2], dtype=torch.int32).share_memory_().numpy()
+        self.test_size = len(job.data.test()[1])
+        self.pool = Pool(self.workers, self._begin)
+
+    def train(self, t: int, cohort: Sequence[int], packed: Packed, sent: Memory) -> Iterator[Group]:
+        self.theta.copy_(packed[0])
+        for name, vector in self.sent.items():
+            vector.copy_(sent[name]) if name in sent else vector.zero_()
+        self.deaths[:] = 0
+        size = min(self.largest, max(1, -(-len(cohort) // (SHARE * self.workers))))
+        groups = [cohort[k : k + size] for k in range(0, len(cohort), size)]
+        buffers, memories = _arrays(packed[1]), self.job.memories
+        messages = [
+            ("train", (t, buffers, [(k, memories.version(k) if memories else 0) for k in group]))
+            for group in groups
+        ]
+        answers = self.pool.run(messages, self.client_timeout, tries=TRIES * size + 1)
+        with threads(1):  # also for the caller, between groups: the workers have the cores
+            for k, (clients, results) in enumerate(zip(groups, answers, strict=True)):
+                slot = k % len(self.slots)
+                yield self._group(slot, clients, results)
+                self.deaths[slot] = 0
+
+    def _group(self, slot: int, clients: Sequence[int], results: Any) -> Group:
+        if isinstance(results, Lost):
+            return Several(Failure(client, results.reason) for client in clients)
+        told = enumerate(zip(clients, results, strict=True))
+        found = [self._brought(slot, at, client, answer) for at, (client, answer) in told]
+        return as_group(self.job, clients, self.slots[slot], found)
+
+    def _brought(self, slot: int, at: int, client: int, answer: Any) -> Brought | Failure:
+        if isinstance(answer, OSError):
+            raise answer
+        if isinstance(answer[0], str):
+            return Failure(client, *answer)
+        *rest, has_extra = answer
+        return Brought(*rest, extra=self.extras[slot, at] if has_extra else None)
+
+    def evaluate(self, packed: Packed) -> Evaluation:
+        self.theta.copy_(packed[0])
+        buffers = _arrays(packed[1])
+        chunks = range(Worker.chunks(self.test_size))
+        sums = list(self.pool.run([("evaluate", (buffers, chunk)) for chunk in chunks]))
+        if lost := next((s for s in sums if isinstance(s, Lost)), None):
+            raise RuntimeError(f"the test set could not be evaluated: {lost.reason}")
+        return Worker.summary(sums, self.test_size)
+
+    def losses(self, clients: Sequence[int], packed: Packed) -> list[float]:
+        self.theta.copy_(packed[0])
+        buffers = _arrays(packed[1])
+        told = self.pool.run([("loss", (buffers, client)) for client in clients])
+        return [math.nan if isinstance(found, Lost) else found for found in told]
+
+    def close(self) -> None:
+        self.pool.close()
+
+    def _begin(self) -> Serve:
+        """Runs in each worker."""
+        worker = Worker(self.job, self.device)
+
+        def answer(call: Call, client: int, version: int, delta: Tensor, slot: int, at: int) -> Any:
+            try:
+                memory = worker.recall(client, version)
+            except OSError as error:
+                return error
+            try:
+                result = worker.train(call, client, memory, out=delta)
+                sends = len(self.extras) > 0 and result.extra is not None
+                if result.extra is not None and sends:
+                    self.extras[slot, at] = result.extra
+            except Exception as error:
+                return f"{type(error).__name__}: {error}", traceback.format_exc()
+            try:
+                worker.remember(call, client, result)
+            except OSError as error:
+                return error
+            return result.steps, result.loss, _arrays(result.buffers), sends
+
+        def train(slot: int, t: int, buffers: Any, clients: Sequence[tuple[int, int]]) -> list[Any]:
+            call = worker.call(t, (self.theta, _tensors(buffers)), self.sent)
+            deltas, deaths = self.slots[slot, : len(clients)].unbind(), self.deaths[slot]
+            answers: list[Any] = []
+            for at, (client, version) in enumerate(clients):
+                if deaths[at] >= TRIES:
+                    answers.append((f"its worker died {TRIES} times",))
+                    continue
+                deaths[at] += 1  # taken back if it lives
+                answers.append(answer(call, client, version, deltas[at], slot, at))
+                deaths[at] -= 1
+            return answers
+
+        def evaluate(slot: int, buffers: Any, chunk: int) -> tuple[float, int]:
+            return worker.evaluate(self.theta, _tensors(buffers), chunk)
+
+        def loss(slot: int, buffers: Any, client: int) -> float:
+            return worker.loss(self.theta, _tensors(buffers), client)
+
+        work = {"train": train, "evaluate": evaluate, "loss": loss}
+        return lambda slot, message: work[message[0]](slot, *message[1])
+
+
+def _arrays(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """As numpy: pickled as bytes, where torch would open a shared file for each."""
+    return {name: value.numpy() for name, value in tensors.items()}
+
+
+def _tensors(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(value) for name, value in arrays.items()}

@@ -1,0 +1,109 @@
+"""The samples of many clients, side by side for the batched engine."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedglad.simulation.engines import Federation
+
+Samples = tuple[Tensor, Tensor, np.ndarray | None]  # inputs, targets, and whose rows of them
+
+
+@runtime_checkable
+class Located(Protocol):
+    """A data set in memory, of which clients own rows."""
+
+    def locate(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, list[np.ndarray]]: ...
+
+
+@dataclass(slots=True)
+class Member:
+    """A client that trains: its place in the group, its samples and its batches of them."""
+
+    place: int
+    client: int
+    x: Tensor
+    y: Tensor
+    rows: np.ndarray | None  # its rows of x and y; None: all
+    batches: list[np.ndarray | slice]
+
+    def kind(self) -> tuple[Any, ...]:
+        """What clients that are trained together have in common."""
+        return (*self.x.shape[1:], self.x.dtype, *self.y.shape[1:], self.y.dtype)
+
+
+def fetch(data: Federation, clients: Sequence[int]) -> list[Samples | Exception]:
+    """The clients' samples; where they lie if the data set can tell, else what each gives."""
+    if isinstance(data, Located) and _knows_itself(type(data)):
+        x, y, found = data.locate(clients)
+        return [(x, y, rows) for rows in found]
+    return [_attempt(data.client, client) for client in clients]
+
+
+class Batches:
+    """The clients' samples in one tensor, and which of them a step takes."""
+
+    def __init__(self, members: list[Member], device: torch.device) -> None:
+        self.members, self.device = members, device
+        if all(member.x is members[0].x and member.rows is not None for member in members):
+            self.x, self.y = members[0].x, members[0].y
+            self.rows = [member.rows for member in members]
+        else:
+            self.x = torch.cat([member.x for member in members])
+            self.y = torch.cat([member.y for member in members])
+            starts = np.cumsum([0, *(len(member.y) for member in members)]).tolist()
+            self.rows = [np.arange(*ends) for ends in pairwise(starts)]
+
+    def take(self, step: int, count: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Inputs and targets (client, sample) of the first clients, and what each counts for."""
+        pairs = zip(self.rows[:count], self.members, strict=False)
+        chosen = [rows[member.batches[step]] for rows, member in pairs]  # pyright: ignore[reportOptionalSubscript]
+        sizes = np.array([len(rows) for rows in chosen])
+        weight = None
+        if sizes.min() == sizes.max():
+            index = np.concatenate(chosen).reshape(count, -1)
+        else:
+            index = np.empty((count, sizes.max()), np.int64)
+            for filled, rows in zip(index, chosen, strict=True):
+                filled[: len(rows)] = rows
+                filled[len(rows) :] = rows[0]  # its own: NaN times 0 is NaN
+            there = np.arange(index.shape[1]) < sizes[:, None]
+            weight = torch.from_numpy(there / sizes[:, None]).to(self.device, torch.float32)
+        rows = torch.from_numpy(index.reshape(-1))
+        x, y = (whole.index_select(0, rows).unflatten(0, index.shape) for whole in (self.x, self.y))
+        return x.to(self.device), y.to(self.device), weight
+
+
+def _attempt(ask: Callable[[int], tuple[Tensor, Tensor]], client: int) -> Samples | Exception:
+    try:
+        x, y = (_tensor(part) for part in ask(client))
+        if not len(y):
+            raise ValueError("the client has no samples")
+        if len(x) < len(y):
+            raise IndexError(f"the client has {len(x)} inputs for {len(y)} targets")
+        return x[: len(y)], y, None
+    except Exception as error:
+        return error
+
+
+def _tensor(part: Any) -> Tensor:
+    if not isinstance(part, Tensor):
+        raise TypeError(f"the client has a {type(part).__name__}, not a tensor")
+    return part
+
+
+def _knows_itself(data: type) -> bool:
+    """Whether `locate` speaks for `client`: not if a subclass has its own client only."""
+    order = [name for cls in data.__mro__ for name in ("locate", "client") if name in vars(cls)]
+    return order[0] == "locate"
+
+
+def size(data: Samples) -> int:
+    """How many samples they are."""
+    _, y, rows = data
+    return len(y) if rows is None else len(rows)

@@ -1,0 +1,79 @@
+"""One client after the other in this process: the reference, and the one to debug with."""
+
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from fedglad.clients.loop import Memory
+from fedglad.records import Failure
+from fedglad.simulation.engines import (
+    DEVICE,
+    GROUP_BYTES,
+    Brought,
+    Call,
+    Evaluation,
+    Group,
+    Job,
+    Packed,
+    Worker,
+    as_group,
+    find_device,
+    threads,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serial:
+    """One client after the other in this process."""
+
+    device: Annotated[str, DEVICE] = "auto"
+
+    def start(self, job: Job) -> "SerialEngine":
+        return SerialEngine(Worker(job, find_device(self.device)))
+
+
+class SerialEngine:
+    """Trains with one thread, as every engine does, so that the bits are the same in all."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        layout = worker.bench.layout
+        rows = max(1, GROUP_BYTES // (layout.size * layout.dtype.itemsize))
+        self.deltas = torch.empty(rows, layout.size, dtype=layout.dtype)
+
+    def train(self, t: int, cohort: Sequence[int], packed: Packed, sent: Memory) -> Iterator[Group]:
+        own = packed[0].clone(), {name: value.clone() for name, value in packed[1].items()}
+        call = self.worker.call(t, own, sent)
+        for k in range(0, len(cohort), len(self.deltas)):
+            clients = cohort[k : k + len(self.deltas)]
+            with threads(1):
+                pairs = zip(clients, self.deltas[: len(clients)], strict=True)
+                found = [self._client(call, client, out) for client, out in pairs]
+            yield as_group(self.worker.job, clients, self.deltas, found)
+
+    def _client(self, call: Call, client: int, out: Tensor) -> Brought | Failure:
+        memories = self.worker.job.memories
+        memory = self.worker.recall(client, memories.version(client)) if memories else {}
+        try:
+            result = self.worker.train(call, client, memory, out)
+        except Exception as error:
+            return Failure(client, f"{type(error).__name__}: {error}", traceback.format_exc())
+        self.worker.remember(call, client, result)
+        return Brought(result.steps, result.loss, result.buffers, result.extra)
+
+    def evaluate(self, packed: Packed) -> Evaluation:
+        with threads(1):
+            n = len(self.worker.test[1])
+            sums = [self.worker.evaluate(*packed, chunk) for chunk in range(Worker.chunks(n))]
+            return Worker.summary(sums, n)
+
+    def losses(self, clients: Sequence[int], packed: Packed) -> list[float]:
+        with threads(1):
+            return [self.worker.loss(*packed, client) for client in clients]
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,14 @@
+"""Every table and figure of FedGLAD's paper (Yang et al. 2023): a sweep and how to read it.
+
+| file | what it has |
+|---|---|
+| `settings.py` | the hyper-parameters of its appendix, and what it leaves open |
+| `published.py` | the numbers of its tables |
+| `cells.py`, `experiments.py` | what one cell is; the experiments by name |
+| `results.py` | finished runs, from their folders or from the small files in `results/` |
+| `measures.py` | what is read off one run's rounds |
+| `work.py` | what is missing, as tasks of a sweep; what it costs on this machine |
+| `tables.py`, `formats.py`, `plots.py` | tables in four formats, figures |
+
+Known to the command line alone; it trains only through `fedglad.runs.sweeping`.
+"""

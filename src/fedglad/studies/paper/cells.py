@@ -1,0 +1,158 @@
+"""A cell of a table: what is run, with which seeds, and what the paper has there."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from fedglad.config.presets import PRESETS
+from fedglad.config.schema import REGISTRIES, Config, ConfigError, load
+from fedglad.studies.paper.published import Value
+from fedglad.studies.paper.settings import BETA, GAMMA, METHODS, MU, SEEDS, SERVER_LR
+from fedglad.studies.paper.settings import DATA as DATA_SETS
+
+ABSENT = "data set not in this version"
+
+Reading = Literal[
+    "accuracy", "seeds", "gamma", "bad-round", "gsi-groups", "norm-ratio", "similarity"
+]
+
+
+class PaperError(ValueError):
+    """What cannot be run, shown or read; the message says what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One configuration, repeated with some seeds.
+
+    | field | meaning |
+    |---|---|
+    | `preset`, `overrides` | its configuration; `data` is the paper's data set |
+    | `baseline` | the label of the cell from which its difference is taken, seed by seed |
+    | `published`, `by_seed` | what the paper has there |
+    | `ours` | what in it the paper does not publish |
+    | `x` | its place on the axis of a plot |
+    """
+
+    label: str
+    data: str
+    preset: str
+    overrides: Mapping[str, Any]
+    seeds: tuple[int, ...] = SEEDS
+    baseline: str | None = None
+    published: Value | None = None
+    by_seed: tuple[float, ...] = ()
+    ours: str = ""
+    x: float | None = None
+
+    @property
+    def absent(self) -> str:
+        """Why it cannot be run in this version; empty if it can."""
+        if self.preset not in PRESETS:
+            return ABSENT
+        for key, value in self.overrides.items():
+            section, _, rest = key.partition(".")
+            own = ":" in str(value)  # package.module:Object
+            if rest == "name" and not own and value not in REGISTRIES[section]:
+                return f"{section} {value!r} not in this version"
+        return ""
+
+    @property
+    def rounds(self) -> int:
+        """Of the whole run, as in the paper."""
+        own = self.overrides.get("rounds", DATA_SETS[self.data].rounds)
+        return int(own)
+
+    def config(self, seed: int, rounds: int | None = None) -> Config:
+        """The configuration with this seed, shortened to `rounds` if these are fewer."""
+        length = min(rounds or self.rounds, self.rounds)
+        return replace(self._whole, seed=seed, rounds=length)
+
+    @cached_property
+    def _whole(self) -> Config:
+        """Checked once: it takes some milliseconds."""
+        try:
+            return load(self.preset, {**self.overrides, "rounds": self.rounds})[1]
+        except ConfigError as error:
+            raise PaperError(f"{self.label}: {error}") from None
+
+    def matches(self, text: str) -> bool:
+        """Whether the text has only words of its label or its data set: "cifar10 fedavg"."""
+        words = _words(text)
+        return bool(words) and {self.data, *_words(self.label)}.issuperset(words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A table or figure of the paper: its cells, and how they are read."""
+
+    name: str
+    about: str
+    where: str
+    cells: tuple[Cell, ...]
+    reading: Reading = "accuracy"
+    least_rounds: int = 1
+    notes: tuple[str, ...] = field(default=())
+
+    def cell(self, label: str) -> Cell:
+        """The cell with this label."""
+        return next(cell for cell in self.cells if cell.label == label)
+
+    def chosen(self, only: Sequence[str] = ()) -> list[Cell]:
+        """The cells with one of the labels, or with all words of one of the texts; else all."""
+        if not only:
+            return list(self.cells)
+        found = dict[str, Cell]()
+        for text in only:
+            exact = [cell for cell in self.cells if cell.label == text]
+            matching = exact or [cell for cell in self.cells if cell.matches(text)]
+            if not matching:
+                labels = "; ".join(cell.label for cell in self.cells)
+                raise PaperError(f"--only {text!r} matches no cell of {self.name}: {labels}")
+            found |= {cell.label: cell for cell in matching}
+        return [cell for cell in self.cells if cell.label in found]
+
+
+def cell(
+    data: str,
+    method: str,
+    glad: bool,
+    *,
+    alpha: float = 0.1,
+    published: Value | None = None,
+    detail: str = "",
+    extra: Mapping[str, Any] | None = None,
+    **others: Any,
+) -> Cell:
+    """A method on a data set with the settings of the paper's appendix; `extra` goes on top."""
+    overrides: dict[str, Any] = {
+        "data.alpha": alpha,
+        **METHODS[method],
+        "server.lr": SERVER_LR[method][data][alpha],
+        "adapter.name": "glad" if glad else "none",
+    }
+    if method == "FedProx":
+        overrides["client.mu"] = MU[data][alpha]
+    if glad:
+        overrides |= {"adapter.gamma": GAMMA, "adapter.beta": BETA}
+    plain = named(data, method, detail)
+    return Cell(
+        label=named(data, f"{method} + FedGLAD", detail) if glad else plain,
+        data=data,
+        preset=data,
+        overrides={**overrides, **(extra or {})},
+        published=published,
+        baseline=plain if glad else None,
+        **others,
+    )
+
+
+def named(data: str, method: str, detail: str = "") -> str:
+    """The label of the cell without FedGLAD."""
+    return f"{DATA_SETS[data].title} {method}{f', {detail}' if detail else ''}"
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[\w.∞=-]+", text.lower())

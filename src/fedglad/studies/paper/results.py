@@ -1,0 +1,248 @@
+"""Finished runs, whichever way they were started: from their folders, or from results/*.json.
+
+Both are read into the same columns, so that a table made from either is the same. A run is found
+by its configuration as today's code reads it, without what does not change its rounds.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+from fedglad.analysis.comparison import run_folders
+from fedglad.config.keys import flat
+from fedglad.config.presets import shortened
+from fedglad.config.schema import FORMAT, Config, ConfigError, load
+from fedglad.core.checkpoint import write_text
+from fedglad.runs.running import Run, RunError, summarise
+from fedglad.runs.sweeping import first_rounds
+from fedglad.studies.paper.cells import PaperError
+
+RUNS, RESULTS = Path("runs") / "paper", Path("results")
+DIGITS = 6  # of GSI and factors: a deep model has hundreds in a round
+IGNORED = ("rounds", "seed", "checkpoint_every")
+"""Keys that tell the repetitions of a cell apart, or change nothing in a round."""
+
+Columns = Mapping[str, Any]
+"""What is kept of the rounds, one list a name; `groups` has lists of its own by group."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run: what it was, and where it is read from."""
+
+    path: Path
+    config: Config
+    summary: Mapping[str, Any]
+
+    @property
+    def seed(self) -> int:
+        return self.config.seed
+
+    @property
+    def name(self) -> str:
+        """Of its file in results/."""
+        data = str(self.config.to_dict()["data"]["name"]).replace(":", "-")
+        return f"{data}-{self.config.hash()}.json"
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The rounds."""
+        if self.path.is_dir():
+            return columns(Run(self.path).rounds()[: self.config.rounds])
+        return json.loads(self.path.read_text("utf-8"))["rounds"]
+
+    @property
+    def accuracy(self) -> list[float]:
+        """Of the rounds that were tested, in percent."""
+        return [100 * value for value in self.columns["test_accuracy"] if value is not None]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The file in results/."""
+        told = {key: self.summary.get(key) for key in ("seconds", "versions", "machine")}
+        last10, skipped = self.summary["last10_accuracy"], self.summary.get("skipped", 0)
+        tree = self.config.to_dict()
+        short = shortened(flat(tree))
+        return {
+            "config": _plain(tree),
+            "hash": self.config.hash(),
+            **({"shortened": short} if short else {}),
+            "last10_accuracy": last10,
+            "skipped": skipped,
+            **told,
+            "rounds": self.columns,
+        }
+
+
+def key(config: Config) -> str:
+    """The same for all repetitions and lengths of a cell, and for engines with the same bits."""
+    tree = {name: value for name, value in config.to_dict().items() if name not in IGNORED}
+    if getattr(config.sections["engine"], "exact", True):
+        del tree["engine"]
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def columns(rounds: Sequence[Mapping[str, Any]]) -> Columns:
+    """The rounds of a run by name; of the clients only who they were."""
+    simple = ("test_accuracy", "test_loss", "train_loss", "label_similarity")
+    found: dict[str, Any] = {name: [r.get(name) for r in rounds] for name in simple}
+    found["gsi_all"] = [_short(r.get("gsi_all")) for r in rounds]
+    found["norm_ratio"] = [_short(_norm_ratio(r["clients"])) for r in rounds]
+    found["clients"] = [[client["id"] for client in r["clients"]] for r in rounds]
+    found["seconds"] = [round(math.fsum(r["seconds"].values()), 3) for r in rounds]
+    names = dict.fromkeys(name for r in rounds for name in r["groups"])
+    found["groups"] = {
+        name: {
+            part: [_short(r["groups"].get(name, {}).get(part)) for r in rounds]
+            for part in ("gsi", "scale")
+        }
+        for name in names
+    }
+    return found
+
+
+class Library:
+    """The finished runs in some folders; `broken` tells what could not be read."""
+
+    def __init__(self, folders: Iterable[Path]) -> None:
+        self.notes: list[str] = []
+        self.broken: list[str] = []
+        self._found: dict[str, dict[tuple[int, int], Result]] = {}
+        for folder in folders:
+            for path in sorted(folder.glob("*")) if folder.is_dir() else []:
+                self._add(path)
+
+    def find(self, config: Config) -> dict[tuple[int, int], Result]:
+        """Every repetition of the configuration, by (rounds, seed)."""
+        return self._found.get(key(config), {})
+
+    def has(self, config: Config) -> bool:
+        """Whether this very run is there."""
+        return (config.rounds, config.seed) in self.find(config)
+
+    def all(self) -> list[Result]:
+        """Every run, each once."""
+        return [result for found in self._found.values() for result in found.values()]
+
+    def _add(self, path: Path) -> None:
+        try:
+            result = read(path)
+        except PaperError as error:
+            self.broken.append(str(error))
+            return
+        if result is None:
+            return
+        written = result.summary.get("versions", {}).get("format", 1)
+        if written != FORMAT:
+            self.notes.append(
+                f"{path} was made by format {written} of fedglad: today's random draws are others"
+            )
+        place = self._found.setdefault(key(result.config), {})
+        place.setdefault((result.config.rounds, result.seed), result)
+
+
+def read(path: Path) -> Result | None:
+    """A run's folder or a file of results/; None if it is neither, or not finished."""
+    try:
+        if (path / "config.toml").is_file():
+            summary = Run(path).summary
+            return Result(path, load(path / "config.toml")[1], summary) if summary else None
+        if path.suffix != ".json" or not path.is_file():
+            return None
+        found: Any = json.loads(path.read_text("utf-8"))
+        config = Config.of(_restored(found["config"]))
+        summary = {name: value for name, value in found.items() if name not in ("config", "rounds")}
+        return Result(path, config, summary)
+    except (RunError, ConfigError, ValueError, KeyError, TypeError, OSError) as error:
+        raise PaperError(f"{path} cannot be read: {error}") from None
+
+
+def first(folder: Path, rounds: int) -> Result | None:
+    """The first rounds of a run, finished or not, as the run that ends there; None if it has fewer.
+
+    The server's rate falls as in the whole run.
+    """
+    try:
+        config, found = load(folder / "config.toml")[1], Run(folder).rounds()[:rounds]
+        summary = {**summarise(found), **_made(Run(folder).summary)}
+    except (RunError, ConfigError, ValueError, OSError) as error:
+        raise PaperError(f"{folder} cannot be read: {error}") from None
+    if len(found) < rounds:
+        return None
+    return Result(folder, first_rounds(config, rounds), summary)
+
+
+def export(
+    paths: Sequence[Path], to: Path, *, rounds: int | None = None
+) -> tuple[list[Path], list[str]]:
+    """Writes the finished runs among the paths as files of results/; those, and notes on others.
+
+    With `rounds`, the first so many of all runs that have them, which are then shortened ones.
+    """
+    written: list[Path] = []
+    notes: list[str] = []
+    for folder in dict.fromkeys(found for path in paths for found in run_folders(path)):
+        try:
+            result = first(folder, rounds) if rounds else read(folder)
+        except PaperError as error:
+            notes.append(str(error))
+            continue
+        if result is None:
+            why = f"fewer than {rounds} rounds" if rounds else "unfinished"
+            notes.append(f"{folder} is left out: {why}")
+            continue
+        target, text = to / result.name, _text(result.to_dict())
+        to.mkdir(parents=True, exist_ok=True)
+        if not target.is_file() or target.read_text("utf-8") != text:
+            write_text(target, text)
+        written.append(target)
+    return written, notes
+
+
+def _made(summary: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Where and with what a finished run was made; else it is taken to be here and now."""
+    return {key: summary[key] for key in ("versions", "machine")} if summary else {}
+
+
+def _text(tree: Mapping[str, Any]) -> str:
+    """JSON with a line for each name, so that two files can be compared."""
+
+    def line(name: str, value: Any) -> str:
+        return f"{json.dumps(name)}: {json.dumps(value, allow_nan=False)}"
+
+    rounds = ",\n  ".join(line(*item) for item in tree["rounds"].items())
+    others = [line(name, value) for name, value in tree.items() if name != "rounds"]
+    return "{\n " + ",\n ".join([*others, f'"rounds": {{\n  {rounds}\n }}']) + "\n}\n"
+
+
+def _norm_ratio(clients: Sequence[Mapping[str, Any]]) -> float | None:
+    """std/mean of the accepted updates' squared norms, the deviation with n in its denominator."""
+    squares = [
+        c["sq_norm"] for c in clients if c.get("sq_norm") is not None and "rejected" not in c
+    ]
+    mean = fmean(squares) if squares else 0.0
+    return pstdev(squares) / mean if mean else None
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.{DIGITS}g}")
+
+
+def _plain(value: Any) -> Any:
+    """Numbers that JSON has not, as texts."""
+    if isinstance(value, Mapping):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _restored(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _restored(inner) for name, inner in value.items()}
+    return float(value) if value in ("inf", "-inf", "nan") else value

@@ -1,0 +1,363 @@
+"""`fedglad tune`: the score by hand, real trials, and that nothing is run twice."""
+
+import fcntl
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+from cli.test_cli import said
+from run_support import TINY, cli, start, until
+from typer.testing import CliRunner
+
+from fedglad.cli import app
+from fedglad.config.schema import load
+from fedglad.runs.running import Run, RunError, execute
+from fedglad.runs.sweeping import ENDS, Event
+from fedglad.runs.tuning import Plan, _study, plan, result, score, tune
+
+QUICK = {**TINY, "rounds": 10, "checkpoint_every": 1}
+GRIDS = ["server.lr=0.5,1", "client.lr=0.05,0.1"]
+
+
+def call(*args: str | Path) -> Any:
+    return CliRunner().invoke(app, ["tune", *(str(a) for a in args)], env={"COLUMNS": "80"})
+
+
+def given(overrides: dict[str, Any]) -> list[str]:
+    return [part for key, value in overrides.items() for part in ("--set", f"{key}={value}")]
+
+
+def planned(out: Path, *grids: str, **more: Any) -> Plan:
+    return plan("digits", grids or GRIDS, {**QUICK, **more}, out)
+
+
+def ends(events: Any) -> list[tuple[str, dict[str, Any]]]:
+    return [(e.what, dict(e.task.settings)) for e in events if e.what in ENDS]
+
+
+# ------------------------------------------------------------------------------------- arithmetic
+
+
+def rounds(*losses: Any) -> list[dict[str, Any]]:
+    return [{"status": "stepped", "train_loss": loss} for loss in losses]
+
+
+def test_the_score_is_the_mean_training_loss():
+    assert score(rounds(2.0, 1.0, 0.6)) == (pytest.approx(1.2), "")  # 3.6 / 3
+
+
+@pytest.mark.parametrize("loss", [None, math.inf, math.nan])
+def test_a_loss_that_is_not_finite_is_the_worst_score(loss: Any):
+    told = (math.inf, "the training loss of round 2 is not finite")
+    assert score(rounds(0.1, loss, 0.1)) == told
+
+
+def test_a_skipped_round_is_the_worst_score():
+    skipped = {"status": "skipped", "reason": "0 of 3 updates were accepted", "train_loss": None}
+    assert score([*rounds(0.1, 0.2), skipped]) == (
+        math.inf,
+        "1 of 3 rounds were skipped: 0 of 3 updates were accepted",
+    )
+
+
+# --------------------------------------------------------------------------------------- the plan
+
+
+@pytest.mark.parametrize(
+    ("whole", "share", "short"),
+    [(50, 0.2, 10), (500, 0.2, 100), (7, 0.2, 2), (1, 0.2, 1), (30, 0.1, 3), (10, 1.0, 10)],
+)
+def test_a_trial_has_the_first_share_of_the_rounds(
+    whole: int, share: float, short: int, tmp_path: Path
+):
+    found = plan("digits", GRIDS, {**QUICK, "rounds": whole}, tmp_path, share=share)
+    assert (found.rounds, found.full_rounds, len(found.tasks)) == (short, whole, 4)
+    for task in found.tasks:
+        expected = load("digits", {**QUICK, **task.settings, "rounds": short})[1]
+        assert task.config == expected
+        assert task.folder == tmp_path / f"digits-{expected.hash()}"
+
+
+def test_another_grid_or_other_settings_are_another_study(tmp_path: Path):
+    names = {
+        planned(tmp_path).name,
+        planned(tmp_path, "server.lr=0.5,1").name,
+        planned(tmp_path, "server.lr=1,0.5", GRIDS[1]).name,
+        planned(tmp_path, seed=2).name,
+        planned(tmp_path, rounds=20).name,
+    }
+    assert len(names) == 5
+    assert planned(tmp_path).name in names
+
+
+MISTAKES = [
+    ([], "tuning needs a grid: --grid server.lr=0.5,1,2"),
+    (["--grid", "seed=1,2"], "'seed' cannot be tuned: the best of several would be luck"),
+    (["--grid", "data.seed=1,2"], "'data.seed' cannot be tuned"),
+    (["--grid", "rounds=1,2"], "'rounds' cannot be tuned"),
+    (["--grid", "server.lr"], "write it as KEY=V1,V2"),
+    (["--grid", "server.lr=1,-1"], "(with server.lr=-1)"),
+    (["--grid", "server.lr=1", "--share", "0"], "--share 0.0: must be more than 0"),
+    (["--grid", "server.lr=1", "--share", "1.5"], "--share 1.5: must be more than 0, and 1"),
+    (["--grid", "server.lr=1", "--trials", "0"], "--trials"),
+]
+
+
+@pytest.mark.parametrize(("args", "message"), MISTAKES)
+def test_a_mistake_runs_nothing(
+    args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    done = call("digits", *args)
+    assert done.exit_code == 2, done.exception
+    assert message in said(done)
+    assert not done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_optuna_that_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    done = call("digits", "--grid", "server.lr=1,2", "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert "tuning needs optuna, which is not installed: pip install 'fedglad[tune]'" in said(done)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_the_command_line_loads_neither_optuna_nor_matplotlib():
+    script = "import sys, fedglad.cli; print(*sorted({'optuna', 'matplotlib'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, [])
+
+
+# ------------------------------------------------------------------------------------- the trials
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_the_score_is_that_of_the_beginning_of_the_whole_run(tmp_path: Path, schedule: str):
+    """So only the first rounds need to be run; the falling rate must not fall sooner."""
+    todo = plan("digits", GRIDS[:1], {**QUICK, "server.schedule": schedule}, tmp_path, share=0.3)
+    told = list(tune(todo, jobs=2))
+    assert [what for what, _ in ends(told)] == ["finished"] * 2
+    found = result(todo)
+    assert [trial.status for trial in found.trials] == ["scored"] * 2
+    assert all(a.score < b.score for a, b in pairwise(found.trials) if a.score and b.score)
+    assert found.best == found.trials[0]
+    for trial in found.trials:
+        name, config = load("digits", {**QUICK, "server.schedule": schedule, **trial.settings})
+        whole = execute(name, config, out=tmp_path / "whole" / config.hash())
+        assert trial.score == fmean(r["train_loss"] for r in whole.rounds()[:3])
+        assert len(Run(Path(trial.folder)).rounds()) == 3
+
+
+def test_a_study_that_was_stopped_goes_on_with_the_rest(tmp_path: Path):
+    todo, first = planned(tmp_path), list[Event]()
+    with closing(tune(todo)) as events:
+        for event in events:
+            first.append(event)
+            if len(ends(first)) == 2:
+                break
+    assert [settings for _, settings in ends(first)] == [t.settings for t in todo.tasks[:2]]
+    again = list(tune(planned(tmp_path)))
+    assert ends(again) == [
+        ("kept", todo.tasks[0].settings),
+        ("kept", todo.tasks[1].settings),  # its run was done, but the study not told
+        ("finished", todo.tasks[2].settings),
+        ("finished", todo.tasks[3].settings),
+    ]
+    assert ends(tune(todo)) == [("kept", task.settings) for task in todo.tasks]
+    assert len(result(todo).trials) == 4
+    assert [trial.state.name for trial in _study(todo).get_trials()].count("COMPLETE") == 4
+
+
+@pytest.mark.slow
+def test_fewer_trials_than_combinations_are_different_ones_and_more_can_follow(tmp_path: Path):
+    grids = ["server.lr=0.25,0.5,1,2", "client.lr=0.01,0.02,0.05"]
+    todo = planned(tmp_path, *grids)
+    told = ends(tune(todo, trials=4, jobs=2))
+    assert [what for what, _ in told] == ["finished"] * 4
+    assert len({json.dumps(settings) for _, settings in told}) == 4
+    assert len(result(todo).trials) == len([*tmp_path.glob("digits-*/summary.json")]) == 4
+    again = ends(tune(todo, trials=6, jobs=2))
+    assert [what for what, _ in again] == ["kept"] * 4 + ["finished"] * 2
+    assert len({json.dumps(settings) for _, settings in again}) == 6
+    assert [what for what, _ in ends(tune(todo))] == ["kept"] * 6 + ["finished"] * 6
+    assert ends(tune(todo, trials=3)) == [("kept", task.settings) for task in todo.tasks[:3]]
+
+
+@pytest.mark.slow
+def test_the_sampler_draws_the_same_in_another_folder(tmp_path: Path):
+    grids = ["server.lr=0.25,0.5,1,2", "client.lr=0.01,0.02,0.05"]
+    both = [ends(tune(planned(tmp_path / out, *grids), trials=5)) for out in ("a", "b")]
+    assert both[0] == both[1]
+
+
+def test_a_run_that_is_there_already_is_scored_and_not_run(tmp_path: Path):
+    todo = planned(tmp_path)
+    execute("digits", todo.tasks[1].config, out=todo.tasks[1].folder)
+    whats = [what for what, _ in ends(tune(todo, trials=4))]
+    assert sorted(whats) == ["finished"] * 3 + ["kept"]
+
+
+def test_diverged_trials_are_last_and_named(tmp_path: Path):
+    args = ["digits", *given(QUICK), "--grid", "client.lr=1e9,0.05", "--out", str(tmp_path)]
+    done = call(*args)
+    assert done.exit_code == 0, done.exception
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    head = lines.index("score client.lr run")
+    assert re.fullmatch(rf"\d\.\d{{4}} 0.05 {tmp_path}/digits-\w+", lines[head + 1])
+    assert re.fullmatch(rf"diverged 1000000000.0 {tmp_path}/digits-\w+", lines[head + 2])
+    reason = "2 of 2 rounds were skipped: 0 of 3 updates were accepted"
+    assert f"Diverged: client.lr=1000000000.0: {reason}" in done.stdout
+    assert f"client.lr=1000000000.0 diverged: {reason}" in " ".join(lines)
+    assert "first 2 of 10 rounds. The runs are shortened to these" in done.stdout
+    assert "Best: --set client.lr=0.05\n" in done.stdout
+    assert "the best client.lr, 0.05, is the smallest of its grid: widen the grid" in done.stdout
+    again = call(*args)
+    assert again.stdout.startswith("2 of 2 runs were finished already.\n")
+    assert again.stdout.endswith(done.stdout[done.stdout.index("\nscore") :])
+
+
+def test_nothing_but_diverged_trials_is_exit_code_1(tmp_path: Path):
+    args = ["digits", *given(QUICK), "--grid", "client.lr=1e9,1e10", "--out", str(tmp_path)]
+    done = call(*args, "--json")
+    assert done.exit_code == 1
+    found = json.loads(done.stdout)
+    assert found["best"] is None
+    assert [trial["score"] for trial in found["trials"]] == [None, None]
+    assert "no trial has a score: all diverged or failed" in said(done)
+
+
+def test_json_has_everything(tmp_path: Path):
+    args = ["digits", *given(QUICK), *(p for g in GRIDS for p in ("--grid", g)), "--json"]
+    done = call(*args, "--out", str(tmp_path), "--jobs", "2")
+    assert done.exit_code == 0, done.exception
+    found = json.loads(done.stdout)
+    assert (found["rounds"], found["full_rounds"], found["shortened"]) == (2, 10, True)
+    assert found["grid"] == {"server.lr": [0.5, 1], "client.lr": [0.05, 0.1]}
+    best = found["best"]
+    assert best["score"] == min(trial["score"] for trial in found["trials"])
+    settings = best["settings"]
+    assert best["arguments"] == " ".join(f"--set {k}={v}" for k, v in settings.items())
+    losses = [r["train_loss"] for r in Run(Path(best["folder"])).rounds()]
+    assert best["score"] == fmean(losses)
+
+
+def test_values_of_any_kind_can_be_tuned(tmp_path: Path):
+    cohorts = 'sampler.cohorts={"0" = [1, 2]},{"0" = [3, 4]}'
+    todo = planned(tmp_path, cohorts, "adapter.name=none,glad", **{"sampler.name": "scripted"})
+    assert len(ends(tune(todo, trials=3))) == 3
+    best = result(todo).best
+    assert best
+    assert best.arguments.startswith('--set \'sampler.cohorts={"0": [')
+    assert isinstance(best.settings["sampler.cohorts"], dict)
+
+
+def test_settings_that_the_first_rounds_do_not_tell_apart_are_named(tmp_path: Path):
+    # Two rounds: s = 1 in the first, and that of the second acts on the loss of the third.
+    args = ["digits", *given(QUICK), "--grid", "adapter.gamma=0.02,0.05,0.1"]
+    done = call(*args, "--out", tmp_path)
+    assert done.exit_code == 0, done.exception
+    told = "--set adapter.gamma=0.05; --set adapter.gamma=0.1: the same score"
+    assert f"the first rounds do not tell it from {told}" in done.stdout
+
+
+def test_the_papers_grids_have_a_name(tmp_path: Path):
+    args = ["digits", *given(QUICK), "--grid", "adapter.gamma=paper", "--trials", "1", "--json"]
+    done = call(*args, "--out", tmp_path)
+    assert json.loads(done.stdout)["grid"] == {"adapter.gamma": [0.01, 0.02, 0.03, 0.04, 0.05]}
+    done = call("digits", "--grid", "client.lr=paper", "--out", tmp_path)
+    assert done.exit_code == 2
+    known = "server.lr, client.mu, adapter.gamma, client.epochs"
+    assert f"--grid client.lr=paper: the paper has grids of {known}" in said(done)
+
+
+# -------------------------------------------------------------------------------- what goes wrong
+
+
+def test_a_trial_that_fails_is_named_and_tried_again(tmp_path: Path):
+    args = ["digits", *given(QUICK), "--grid", "data.clients=2,12", "--out", str(tmp_path)]
+    first, again = call(*args), call(*args)
+    for done in (first, again):
+        assert done.exit_code == 1, done.exception
+        assert "error: data.clients=2: " in said(done)
+        assert "more than the 2 clients" in said(done)
+        assert "Best: --set data.clients=12\n" in done.stdout
+    assert "1 of 2 runs were finished already." in again.stdout
+
+
+def test_a_study_is_for_one_process_at_a_time(tmp_path: Path):
+    todo = planned(tmp_path)
+    todo.journal.touch()
+    with open(todo.journal) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(RunError, match="is in use by another process"):
+            next(tune(todo))
+    assert next(tune(todo)).what == "started"
+
+
+def test_a_line_that_a_killed_process_left_half_is_cut_off(tmp_path: Path):
+    todo = planned(tmp_path)
+    list(tune(todo, trials=2))
+    with open(todo.journal, "a") as file:
+        file.write('{"op_code":4,"worker')
+    assert [what for what, _ in ends(tune(todo))] == ["kept"] * 2 + ["finished"] * 2
+    assert len(result(todo).trials) == 4
+
+
+@pytest.mark.parametrize("text", ["no journal\n{}\n", '{"op_code": 4}\n'])
+def test_a_damaged_journal_is_said(tmp_path: Path, text: str):
+    todo = planned(tmp_path)
+    todo.journal.write_text(text)
+    args = [*given(QUICK), *(p for g in GRIDS for p in ("--grid", g))]
+    done = call("digits", *args, "--out", tmp_path)
+    assert done.exit_code == 2, done.exception
+    assert f"{todo.journal.name} is damaged: " in said(done)
+    assert "Remove that file: the runs beside it are kept" in said(done)
+
+
+# -------------------------------------------------------------------------- real processes, kills
+
+SLOW = {**QUICK, "data.name": "run_support:Slow", "data.seconds": 0.1}
+
+
+def command_line(out: Path) -> list[str | Path]:
+    grids = [p for g in ("server.lr=0.5,1,2", "client.lr=0.05,0.1") for p in ("--grid", g)]
+    return ["tune", "digits", *given(SLOW), *grids, "--jobs", "2", "--out", out]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_the_same_command_goes_on_after_any_end(tmp_path: Path, how: signal.Signals):
+    process = start(*command_line(tmp_path))
+    until(lambda: len([*tmp_path.glob("*/summary.json")]) >= 2)
+    (os.kill if how == signal.SIGKILL else os.killpg)(process.pid, how)
+    _, told = process.communicate(timeout=60)
+    assert "Traceback" not in told
+    if how == signal.SIGINT:
+        assert process.returncode == 130
+        assert "of 6 runs are finished; stopped, all saved: go on with the same command" in told
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.glob("*/summary.json")}
+    assert 2 <= len(before) < 6
+    done = cli(*command_line(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+    found = json.loads(done.stdout)
+    assert [trial["status"] for trial in found["trials"]] == ["scored"] * 6
+    whole = cli(*command_line(tmp_path / "whole"), "--json")
+    scores = [
+        [(t["settings"], t["score"]) for t in x["trials"]]
+        for x in (found, json.loads(whole.stdout))
+    ]
+    assert scores[0] == scores[1]
