@@ -30,7 +30,7 @@ from fedglad.data.digits import Digits
 from fedglad.data.federation import Partitioned
 from fedglad.models.softmax import SoftmaxRegression
 from fedglad.records import Bundle, Failure, Round, Update
-from fedglad.runs.running import Run
+from fedglad.runs import Run
 from fedglad.simulation.engines import Job
 from fedglad.simulation.simulation import Simulation
 

@@ -18,7 +18,7 @@ from fedglad.cli.console import ShowRun, distrusted, round_line
 from fedglad.config.schema import load
 from fedglad.data.digits import Digits
 from fedglad.records import Record, Round
-from fedglad.runs.running import Run, execute
+from fedglad.runs import Run, execute
 from fedglad.trust import Alarm
 
 HALF = Alarm(low=0.8, high=1.5, beta=0.5, warmup=2)

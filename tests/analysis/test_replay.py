@@ -36,7 +36,7 @@ from fedglad.cli.replay import app
 from fedglad.config.schema import Config, ConfigError, load
 from fedglad.flower import FedGLAD, Monitor, report_norms
 from fedglad.records import Record, Statistics
-from fedglad.runs.running import Run, execute
+from fedglad.runs import Run, execute
 from fedglad.server.from_sums import Collector, weights_of
 
 SMALL = {

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from fedglad.clients import REGISTRY
 from fedglad.config.schema import Config, ConfigError, find, load
-from fedglad.runs.running import execute
+from fedglad.runs import execute
 from fedglad.simulation.simulation import Simulation
 
 SIZES = (20, 33, 8, 50, 12, 27, 16, 41)

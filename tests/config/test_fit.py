@@ -18,7 +18,7 @@ from torch.nn.functional import dropout
 from fedglad.config.fit import check
 from fedglad.config.schema import ConfigError, load, simulate
 from fedglad.data.digits import Digits
-from fedglad.runs.running import execute
+from fedglad.runs import execute
 
 
 def refusal(overrides: dict[str, Any], **own: Any) -> str:

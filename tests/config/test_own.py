@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedglad import simulate
 from fedglad.config.schema import Config, ConfigError, load
 from fedglad.data.digits import Digits
-from fedglad.runs.running import RunError, execute
+from fedglad.runs import RunError, execute
 
 HERE = __name__
 

@@ -11,7 +11,7 @@ from run_support import outcome
 
 from fedglad.config.schema import REGISTRIES, Config, ConfigError, load
 from fedglad.records import Round
-from fedglad.runs.running import execute
+from fedglad.runs import execute
 
 TINY: dict[str, Any] = {
     "rounds": 3,

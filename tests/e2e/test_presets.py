@@ -12,7 +12,7 @@ from fedglad.config.presets import PRESETS
 from fedglad.config.schema import load
 from fedglad.data import store
 from fedglad.data.sources import DataError
-from fedglad.runs.running import Run
+from fedglad.runs import Run
 
 TINY = ["--set", "rounds=3", "--set", "sampler.clients_per_round=2", "--set", "client.epochs=1"]
 

@@ -28,7 +28,7 @@ from fedglad.data.sources.glove import of_lines
 from fedglad.data.sources.minilm import TEXTS, WEIGHTS
 from fedglad.data.sources.twentynews import RAW
 from fedglad.models.encoder import Encoder
-from fedglad.runs.running import Run
+from fedglad.runs import Run
 from fedglad.simulation.simulation import Simulation
 
 PAPER = ("20news", "agnews")

@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 
 from fedglad.flower import FedGLAD, Monitor, NothingTrained
 from fedglad.optimizers import SGD
-from fedglad.runs.running import RunError
+from fedglad.runs import RunError
 from fedglad.samplers.md import MD
 from fedglad.samplers.power_of_choice import PowerOfChoice
 from fedglad.samplers.uniform import Uniform

@@ -9,7 +9,7 @@ import pytest
 from fedglad.config.schema import load
 from fedglad.core import checkpoint
 from fedglad.flower.init import init
-from fedglad.runs.running import execute
+from fedglad.runs import execute
 from tests.flower.deployment import NO_RAY, Federation
 
 ROUNDS, CLIENTS, COHORT = 3, 4, 2

@@ -20,7 +20,7 @@ from fedglad.cli import app as cli
 from fedglad.config.schema import load
 from fedglad.flower import FedGLAD, Monitor
 from fedglad.flower.init import InitError, commands, init
-from fedglad.runs.running import Run, execute
+from fedglad.runs import Run, execute
 from tests.flower.deployment import NO_RAY, environment, free_ports, kill_all
 
 ROOT = Path(__file__).parents[2]

@@ -20,7 +20,7 @@ from fedglad.report.figures import payload
 from fedglad.report.folder import read
 from fedglad.report.page import write
 from fedglad.report.watch import serve
-from fedglad.runs.running import execute
+from fedglad.runs import execute
 from fedglad.trust import Alarm
 
 from .browser import Opened, opened, started

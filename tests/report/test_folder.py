@@ -14,7 +14,7 @@ from fedglad.config.schema import load
 from fedglad.report import page
 from fedglad.report.figures import payload
 from fedglad.report.folder import FILES, Reader, ReportError, expand, read
-from fedglad.runs.running import execute
+from fedglad.runs import execute
 from tests.report.made import record, write
 
 LABELS = [[3, 1], [0, 2]]

@@ -24,7 +24,7 @@ from fedglad.report import trackers
 from fedglad.report.trackers import NAMES, REGISTRY, TrackError, Tracking, follow, track
 from fedglad.report.trackers.names import Names, hyperparameters, scalars, summary_scalars
 from fedglad.report.trackers.source import Source
-from fedglad.runs.running import execute
+from fedglad.runs import execute
 from fedglad.trust import Alarm
 from tests.report import made
 

@@ -21,7 +21,7 @@ from fedglad.config.schema import Config, load
 from fedglad.core import checkpoint
 from fedglad.data.digits import Digits
 from fedglad.models.softmax import SoftmaxRegression
-from fedglad.runs.running import Run, RunError, execute
+from fedglad.runs import Run, RunError, execute
 
 QUICK = {**TINY, "engine.name": "serial", "rounds": 6, "checkpoint_every": 2}
 

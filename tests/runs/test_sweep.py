@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from fedglad.cli import app
 from fedglad.config.schema import ConfigError, load
+from fedglad.runs import Run, execute
 from fedglad.runs.control import mean_factor
-from fedglad.runs.running import Run, execute
 from fedglad.runs.sweeping import Event, Task, _alone, control, controlled, sweep, tasks
 from fedglad.simulation.engines.local import Local
 from fedglad.simulation.engines.serial import Serial

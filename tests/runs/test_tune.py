@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from fedglad.cli import app
 from fedglad.config.schema import load
-from fedglad.runs.running import Run, RunError, execute
+from fedglad.runs import Run, RunError, execute
 from fedglad.runs.sweeping import ENDS, Event
 from fedglad.runs.tuning import Plan, _study, plan, result, score, tune
 

@@ -9,7 +9,7 @@ import pytest
 from run_support import TINY, outcome
 
 from fedglad.config.schema import Config, load
-from fedglad.runs.running import Run, execute
+from fedglad.runs import Run, execute
 from fedglad.samplers import REGISTRY
 from fedglad.simulation.simulation import Simulation
 

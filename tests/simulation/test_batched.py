@@ -23,7 +23,7 @@ from fedglad.data.federation import Partitioned
 from fedglad.models.cnn import FedOptCNN, SmallCNN
 from fedglad.models.mlp import MLP
 from fedglad.models.softmax import SoftmaxRegression
-from fedglad.runs.running import RunError, execute
+from fedglad.runs import RunError, execute
 from fedglad.simulation.engines.batched import Batched
 from fedglad.simulation.engines.local import Local
 from fedglad.simulation.engines.serial import Serial

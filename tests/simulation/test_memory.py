@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from fedglad.config.schema import Config, load, simulate
 from fedglad.core import checkpoint
 from fedglad.core.memory import Memories
-from fedglad.runs.running import Run, RunError, execute
+from fedglad.runs import Run, RunError, execute
 from fedglad.simulation.simulation import Simulation
 
 ENGINES: dict[str, dict[str, Any]] = {

@@ -22,7 +22,7 @@ from fedglad.config.keys import CompareError
 from fedglad.config.schema import FORMAT
 from fedglad.data import store
 from fedglad.data.sources import DataError
-from fedglad.runs.running import Run, execute
+from fedglad.runs import Run, execute
 from fedglad.studies.paper import experiments, plots, work
 from fedglad.studies.paper.cells import PaperError
 from fedglad.studies.paper.results import Library, export, read

@@ -38,7 +38,7 @@ from fedglad.config.keys import (
 )
 from fedglad.config.presets import shortened
 from fedglad.runs.control import rules
-from fedglad.runs.running import Run, RunError
+from fedglad.runs.folder import Run, RunError
 
 METRIC, FINAL = "last10_accuracy", "final_accuracy"
 

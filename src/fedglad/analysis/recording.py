@@ -25,7 +25,7 @@ from fedglad.config.schema import REGISTRIES, load
 from fedglad.core import checkpoint
 from fedglad.core.layout import split
 from fedglad.records import Round, Statistics
-from fedglad.runs.running import parse
+from fedglad.runs.folder import parse
 from fedglad.server.from_sums import weights_of
 
 SAMPLES = 10**6  # up to so many of the first client, ratios of numbers of samples are found again

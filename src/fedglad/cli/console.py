@@ -13,7 +13,7 @@ from rich.table import Table
 from fedglad.analysis.comparison import Comparison, Difference, Group
 from fedglad.config.keys import SEEDS, label, shown
 from fedglad.records import Record, Round
-from fedglad.runs.running import Run
+from fedglad.runs.folder import Run
 from fedglad.runs.sweeping import DONE, ENDS, Event, Task, has_control
 from fedglad.runs.tuning import Tuning, score
 

@@ -38,7 +38,8 @@ from fedglad.config.presets import PRESETS
 from fedglad.config.schema import ConfigError, find, load, parse_value
 from fedglad.data import partition as partitions
 from fedglad.runs import sweeping, tuning
-from fedglad.runs.running import Interrupted, Run, RunError, execute, make_folder
+from fedglad.runs.folder import Interrupted, Run, RunError, make_folder
+from fedglad.runs.running import execute
 from fedglad.studies.paper.experiments import EXPERIMENTS
 from fedglad.studies.paper.settings import written_out
 

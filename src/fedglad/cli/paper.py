@@ -18,7 +18,7 @@ from fedglad.cli.console import WIDE, ShowSweep, complain, console, error, warn
 from fedglad.cli.data import bring
 from fedglad.config.keys import label
 from fedglad.data.sources import DataError
-from fedglad.runs.running import Interrupted, RunError, make_folder
+from fedglad.runs.folder import Interrupted, RunError, make_folder
 from fedglad.runs.sweeping import DONE, ENDS, Event, Task, sweep
 from fedglad.studies.paper import formats, plots, results, work
 from fedglad.studies.paper.cells import PaperError

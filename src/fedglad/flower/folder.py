@@ -14,7 +14,9 @@ from fedglad.core import checkpoint
 from fedglad.flower.session import Session
 from fedglad.flower.settings import Arrays, ClientApp, Engine, Nodes
 from fedglad.flower.told import note, tell
-from fedglad.runs.running import Run, RunError, locked, make_folder, restore, save, summarise
+from fedglad.runs.checkpoints import restore, save
+from fedglad.runs.folder import Run, RunError, locked, make_folder
+from fedglad.runs.running import summarise
 
 WAY_OUT = "choose another checkpoint_dir, or remove this one"
 

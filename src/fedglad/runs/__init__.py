@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from fedglad.core.lazy import lazily
 
 if TYPE_CHECKING:
-    from fedglad.runs.running import Interrupted, Run, RunError, execute
+    from fedglad.runs.folder import Interrupted, Run, RunError
+    from fedglad.runs.running import execute
     from fedglad.runs.sweeping import Task, sweep, tasks
     from fedglad.runs.tuning import tune
 
@@ -19,9 +20,9 @@ __all__ = ["Interrupted", "Run", "RunError", "Task", "execute", "sweep", "tasks"
 __getattr__, __dir__ = lazily(
     __name__,
     {
-        "Interrupted": "running",
-        "Run": "running",
-        "RunError": "running",
+        "Interrupted": "folder",
+        "Run": "folder",
+        "RunError": "folder",
         "Task": "sweeping",
         "execute": "running",
         "sweep": "sweeping",

@@ -17,7 +17,7 @@ from fedglad.adapters import Adapter, Fixed
 from fedglad.config.schema import Config
 from fedglad.core.checkpoint import write_text
 from fedglad.core.layout import split
-from fedglad.runs.running import Run
+from fedglad.runs.folder import Run
 
 FILE = "control.json"
 

@@ -19,9 +19,11 @@ import torch
 
 from fedglad.config.keys import label
 from fedglad.config.schema import Config, ConfigError, load, parse_value
+from fedglad.core.interruptible import interruptible
 from fedglad.records import Round
 from fedglad.runs.control import adaptive, at_constant, mark, mean_factor
-from fedglad.runs.running import Interrupted, Run, RunError, execute, patient
+from fedglad.runs.folder import Interrupted, Run, RunError
+from fedglad.runs.running import execute
 from fedglad.simulation.engines.local import Local
 from fedglad.simulation.engines.serial import Serial
 
@@ -129,7 +131,7 @@ def sweep(tasks: Sequence[Task], *, jobs: int = 1, then: Then | None = None) -> 
                 missing.append(task)
 
     yield from take(tasks)
-    with patient() as asked_to_stop:
+    with interruptible() as asked_to_stop:
         try:
             while running or (missing and not asked_to_stop()):
                 while missing and len(running) < jobs and not asked_to_stop():

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from fedglad.config.keys import SEEDS, label, shown
 from fedglad.config.schema import ConfigError
-from fedglad.runs.running import Run, RunError, make_folder
+from fedglad.runs.folder import Run, RunError, make_folder
 from fedglad.runs.sweeping import DONE, Event, Task, first_rounds, parse_grids, sweep, tasks
 
 SEED = 0  # of the sampler

@@ -19,7 +19,8 @@ from fedglad.config.keys import flat
 from fedglad.config.presets import shortened
 from fedglad.config.schema import FORMAT, Config, ConfigError, load
 from fedglad.core.checkpoint import write_text
-from fedglad.runs.running import Run, RunError, summarise
+from fedglad.runs.folder import Run, RunError
+from fedglad.runs.running import summarise
 from fedglad.runs.sweeping import first_rounds
 from fedglad.studies.paper.cells import PaperError
 
