@@ -18,7 +18,7 @@ from fedglad.data.digits import Digits
 from fedglad.data.federation import Partitioned
 from fedglad.records import Bundle, Several, Update
 from fedglad.rng import stream
-from fedglad.simulation.engines import Engine, Evaluation, Group, Job, Packed
+from fedglad.simulation.engines.base import Engine, Evaluation, Group, Job, Packed
 from fedglad.simulation.simulation import Simulation
 
 Array = np.ndarray

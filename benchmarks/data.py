@@ -8,7 +8,8 @@ import torch
 from _shared import best, load, machine, options, table
 from torch import Tensor
 
-from fedglad.clients.loop import Plain, Prepare, Workbench, as_stored
+from fedglad.clients.method import Plain, Prepare
+from fedglad.clients.workbench import Workbench, as_stored
 from fedglad.config.schema import load as load_config
 from fedglad.data import partition, store
 from fedglad.data.federation import Partitioned

@@ -30,7 +30,8 @@ from torch.nn.functional import cross_entropy, pad
 from torch.nn.utils import clip_grad_norm_
 from torch.profiler import profile
 
-from fedglad.clients.loop import Plain, Workbench
+from fedglad.clients.method import Plain
+from fedglad.clients.workbench import Workbench
 from fedglad.core import malloc
 from fedglad.models.cnn import FedOptCNN
 from fedglad.models.resnet import ResNet56, ResNet56Basic, ResNet56GroupNorm

@@ -24,9 +24,11 @@ from torch.nn.functional import cross_entropy, embedding
 from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from fedglad.clients.loop import Plain, Workbench
-from fedglad.models.bilstm import TextLSTM
-from fedglad.models.encoder import Encoder, TextEncoder
+from fedglad.clients.method import Plain
+from fedglad.clients.workbench import Workbench
+from fedglad.models.encoder import Encoder
+from fedglad.models.networks.bilstm import TextLSTM
+from fedglad.models.networks.encoder import TextEncoder
 from fedglad.rng import stream
 
 BATCH, LENGTH, WORDS, CLASSES = 32, 128, 30_000, 20

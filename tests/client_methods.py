@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedglad.clients.loop import Memory, Plain
+from fedglad.clients.method import Memory, Plain
 
 Local = Annotated[Literal["sgd", "sgdm", "adam", "adamw"], "the local optimizer"]
 

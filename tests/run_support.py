@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedglad.clients.loop import Plain
+from fedglad.clients.method import Plain
 from fedglad.config.schema import load
 from fedglad.core import checkpoint
 from fedglad.core.layout import split
@@ -31,7 +31,7 @@ from fedglad.data.federation import Partitioned
 from fedglad.models.softmax import SoftmaxRegression
 from fedglad.records import Bundle, Failure, Round, Update
 from fedglad.runs import Run
-from fedglad.simulation.engines import Job
+from fedglad.simulation.engines.base import Job
 from fedglad.simulation.simulation import Simulation
 
 TESTS = Path(__file__).parent

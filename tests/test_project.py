@@ -182,7 +182,7 @@ def test_the_first_code_in_the_readme_runs():
         ("replay", "replay", "analysis"),
         ("sums", "Collector", "server"),
         ("recording", "read", "analysis.recording"),
-        ("clients.loop", "Plain", "clients.loop"),
+        ("clients.loop", "Plain", "clients"),
         ("data.federation", "Partitioned", "data.federation"),
     ],
 )

@@ -4,20 +4,22 @@ Each steps in place on a stretch of the flat vectors that shares one factor s: f
 s·ḡ, second moments ḡ. t counts the rounds that stepped before this one.
 """
 
+from __future__ import annotations
+
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, Self
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-Slots = dict[str, Tensor]
+Slots = dict[str, "Tensor"]
 FORM = (
     "authors: FedGLAD's code, bias-corrected, β .9 and .999, ε 1e-8; "
     "reddi: FedOpt's paper, not corrected, β .9 and .99, ε 1e-3"
 )
-_LONG_AGO = torch.tensor(1e15)  # a step so late that the bias corrections are 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +171,8 @@ class Adam(Optimizer):
                 return
         self.second_moment(slots["v"], mean, beta2)
         m = slots["m"].mul_(beta1).add_(mean, alpha=(1 - beta1) * s)
+        import torch
+
         root = torch.sqrt(slots["v"], out=mean).add_(eps)  # fresh memory would cost page faults
         theta.addcdiv_(m, root, value=-rate)
 
@@ -187,13 +191,15 @@ def _fused(
 
     β₁m + (1−β₁) s ḡ = p (β m + (1−β) ḡ) with p = β₁ + (1−β₁) s, the pull, and β = β₁/p.
     """
+    import torch
+
     torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
         [theta],
         [mean],
         [slots["m"]],
         [slots["v"]],
         [],
-        [_LONG_AGO],
+        [_long_ago()],
         lr=rate * pull,
         beta1=beta1 / pull,
         beta2=beta2,
@@ -206,6 +212,14 @@ def _fused(
         slots["m"].mul_(pull)
 
 
+@cache
+def _long_ago() -> Tensor:
+    """A step so late that the bias corrections are 1."""
+    import torch
+
+    return torch.tensor(1e15)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Yogi(Adam):
     """FedYogi: Adam with v ← v − (1−β₂) ḡ² sign(v − ḡ²) (Reddi et al. 2021, arXiv:2003.00295)."""
@@ -214,7 +228,7 @@ class Yogi(Adam):
 
     def second_moment(self, v: Tensor, mean: Tensor, beta2: float) -> None:
         square = mean.square()
-        v.addcmul_(square, torch.sign(v - square), value=beta2 - 1)
+        v.addcmul_(square, (v - square).sign(), value=beta2 - 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,16 @@
 """What flows through a round: Update in, Statistics inside, Record out."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Arrays = Mapping[str, Any]
 """Tensor name to torch tensor, numpy array or anything with `__array__` (a JAX array)."""

@@ -1,11 +1,14 @@
 """Weightings: how much each update counts in the mean."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 
-from fedglad.core.gram import Gram
+if TYPE_CHECKING:
+    from fedglad.core.gram import Gram
 
 Client = int | str | None
 State = dict[str, list[float]]

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from fedglad.clients import loop
-from fedglad.clients.loop import Memory, Plain, Result, Workbench, length, move, slot_names
+from fedglad.clients.local_optimizers import move, slot_names
+from fedglad.clients.method import Memory, Plain
+from fedglad.clients.workbench import Result, Workbench, length
 from fedglad.rng import stream
 
 

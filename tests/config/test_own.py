@@ -276,7 +276,7 @@ def test_centralised_training_is_the_same_local_recipe():
     config = load("digits", given)[1]
     plan = config.plan()
     played = next(iter(simulate(config)))
-    from fedglad.clients.loop import Workbench
+    from fedglad.clients.workbench import Workbench
     from fedglad.rng import stream
 
     bench = Workbench(plan.model)

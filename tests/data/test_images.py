@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedglad.data.images import CIFAR10, MNIST, Pixels
+from fedglad.data.images import CIFAR10, MNIST
+from fedglad.data.pixels import Pixels
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 

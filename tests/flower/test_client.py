@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedglad.clients.fedprox import FedProx
-from fedglad.clients.loop import Plain
+from fedglad.clients.method import Plain
 from fedglad.clients.scaffold import Scaffold
 from fedglad.config.schema import load
 from fedglad.data.federation import Partitioned
@@ -18,8 +18,9 @@ from fedglad.flower.template.digits_app import task
 from fedglad.records import Bundle, Update
 from fedglad.rng import stream
 from fedglad.server.server import Server
-from fedglad.simulation.engines import Job
-from fedglad.simulation.engines.serial import Serial, SerialEngine
+from fedglad.simulation.engines.base import Job
+from fedglad.simulation.engines.serial import SerialEngine
+from fedglad.simulation.engines.settings import Serial
 
 SEED = 7
 

@@ -14,20 +14,20 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from fedglad import Glad
-from fedglad.clients.loop import Plain
+from fedglad.clients.method import Plain
 from fedglad.core.layout import split
 from fedglad.filters import Filter
 from fedglad.flower import FedGLAD
 from fedglad.optimizers import SGD
 from fedglad.records import Several
-from fedglad.samplers import Sampler
 from fedglad.samplers.adafl import AdaFL
+from fedglad.samplers.base import Sampler
 from fedglad.samplers.clustered import Clustered
 from fedglad.samplers.md import MD
 from fedglad.samplers.power_of_choice import PowerOfChoice
 from fedglad.samplers.scripted import Scripted
 from fedglad.samplers.uniform import Uniform
-from fedglad.simulation.engines import Evaluation, Group
+from fedglad.simulation.engines.base import Evaluation, Group
 from fedglad.simulation.simulation import Plan, Simulation
 from fedglad.weights import Samples
 

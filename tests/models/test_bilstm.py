@@ -12,11 +12,13 @@ from torch.nn.functional import cross_entropy, embedding
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fedglad import Glad, Server
-from fedglad.clients.loop import Plain, Workbench
+from fedglad.clients.method import Plain
+from fedglad.clients.workbench import Workbench
 from fedglad.core.layout import split
-from fedglad.models import bilstm
-from fedglad.models.bilstm import BiLSTM, TextLSTM
-from fedglad.models.texts import PIECE, Partial, ends, in_pieces
+from fedglad.models.bilstm import BiLSTM
+from fedglad.models.networks import bilstm
+from fedglad.models.networks.bilstm import TextLSTM
+from fedglad.models.networks.texts import PIECE, Partial, ends, in_pieces
 from fedglad.rng import stream
 
 WORDS, NUMBERS, HIDDEN, CLASSES, LENGTH = 50, 9, 7, 4, 24

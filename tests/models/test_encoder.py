@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedglad import Glad, Server
-from fedglad.clients.loop import Plain, Workbench
+from fedglad.clients.method import Plain
+from fedglad.clients.workbench import Workbench
 from fedglad.core.layout import split
 from fedglad.data import encoders, store
 from fedglad.data.sources import DataError
-from fedglad.models.encoder import Encoder, TextEncoder
-from fedglad.models.texts import PIECE, TRAINED
+from fedglad.models.encoder import Encoder
+from fedglad.models.networks.encoder import TextEncoder
+from fedglad.models.networks.texts import PIECE, TRAINED
 from fedglad.rng import stream
 
 os.environ["HF_HUB_OFFLINE"] = "1"

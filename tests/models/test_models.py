@@ -8,11 +8,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn.functional import cross_entropy, max_pool2d, relu
 
-from fedglad.clients.loop import Workbench
+from fedglad.clients.workbench import Workbench
 from fedglad.data.digits import Digits
 from fedglad.models import REGISTRY
-from fedglad.models.cnn import ByteDropout, FedOptCNN, SmallCNN, channels_last
+from fedglad.models.cnn import FedOptCNN, SmallCNN
 from fedglad.models.mlp import MLP
+from fedglad.models.networks.cnn import ByteDropout, channels_last
 from fedglad.models.softmax import SoftmaxRegression
 
 SIZES = {

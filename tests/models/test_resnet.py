@@ -23,23 +23,16 @@ from torch.nn.functional import (
 )
 
 from fedglad import Glad, Server, Update
-from fedglad.clients.loop import Plain, Workbench
+from fedglad.clients.method import Plain
+from fedglad.clients.workbench import Workbench
 from fedglad.config.schema import load
 from fedglad.core.layout import split
 from fedglad.data.federation import Partitioned
-from fedglad.models.resnet import (
-    Basic,
-    Bottleneck,
-    ConvNorm,
-    Moments,
-    ResNet56,
-    ResNet56Basic,
-    ResNet56GroupNorm,
-)
+from fedglad.models.networks.resnet import Basic, Bottleneck, ConvNorm, Moments
+from fedglad.models.resnet import ResNet56, ResNet56Basic, ResNet56GroupNorm
 from fedglad.records import Bundle
-from fedglad.simulation.engines import Job
-from fedglad.simulation.engines.batched import Batched
-from fedglad.simulation.engines.serial import Serial
+from fedglad.simulation.engines.base import Job
+from fedglad.simulation.engines.settings import Batched, Serial
 
 FULL = (ResNet56(), ResNet56Basic(), ResNet56GroupNorm())
 SMALL = (

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
-from fedglad.clients.loop import Plain, Workbench
+from fedglad.clients.method import Plain
+from fedglad.clients.workbench import Workbench
 from fedglad.models import REGISTRY
 
 SHAPES = {

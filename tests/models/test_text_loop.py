@@ -14,16 +14,15 @@ from run_support import packed
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedglad.clients.loop import Plain, Workbench
+from fedglad.clients.method import Plain
+from fedglad.clients.workbench import Workbench
 from fedglad.config.schema import Config, load
 from fedglad.data.digits import Digits
 from fedglad.models.softmax import SoftmaxRegression
 from fedglad.records import Bundle
 from fedglad.rng import stream
-from fedglad.simulation.engines import Job
-from fedglad.simulation.engines.batched import Batched
-from fedglad.simulation.engines.local import Local
-from fedglad.simulation.engines.serial import Serial
+from fedglad.simulation.engines.base import Job
+from fedglad.simulation.engines.settings import Batched, Local, Serial
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,7 +73,7 @@ def test_amsgrad_remembers_the_largest_second_moment_by_hand():
     # step 2: the gradient is 0, m = 0: w stays. Then gradient 1:
     # v = .5·(.5·2) + .5·1 = 1 < 2, so amsgrad keeps 2; corrected by 1 − .5³ = .875:
     # w −= .1·1/√(2/.875) = .06614, where Adam has .1/√(1/.875) = .09354
-    from fedglad.clients.loop import move, slot_names
+    from fedglad.clients.local_optimizers import move, slot_names
 
     for amsgrad, step in ((True, 0.1 / (2 / 0.875) ** 0.5), (False, 0.1 / (1 / 0.875) ** 0.5)):
         client = Plain(optimizer="adam", lr=0.1, betas=(0.0, 0.5), eps=0.0, amsgrad=amsgrad)

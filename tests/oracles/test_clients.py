@@ -25,9 +25,10 @@ from fedglad.clients.feddyn import FedDyn
 from fedglad.clients.fednova import FedNova
 from fedglad.clients.fedprox import FedProx
 from fedglad.clients.fedsgd import FedSGD
-from fedglad.clients.loop import Memory, Plain, Workbench
+from fedglad.clients.method import Memory, Plain
 from fedglad.clients.scaffold import Scaffold
 from fedglad.clients.vrl_sgd import VRLSGD
+from fedglad.clients.workbench import Workbench
 from fedglad.optimizers import SGD
 from fedglad.rng import stream
 

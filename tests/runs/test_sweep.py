@@ -24,8 +24,7 @@ from fedglad.config.schema import ConfigError, load
 from fedglad.runs import Run, execute
 from fedglad.runs.control import mean_factor
 from fedglad.runs.sweeping import Event, Task, _alone, control, controlled, sweep, tasks
-from fedglad.simulation.engines.local import Local
-from fedglad.simulation.engines.serial import Serial
+from fedglad.simulation.engines.settings import Local, Serial
 from runs.test_runs import contents, stopped
 
 QUICK = {**TINY, "rounds": 6, "checkpoint_every": 2}

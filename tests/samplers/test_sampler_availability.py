@@ -13,9 +13,9 @@ from run_support import TINY
 
 from fedglad.config.schema import ConfigError, load
 from fedglad.rng import stream
-from fedglad.samplers import Cohort, Pool, Sampler
 from fedglad.samplers.adafl import AdaFL
 from fedglad.samplers.availability import bernoulli, cyclic, markov
+from fedglad.samplers.base import Cohort, Pool, Sampler
 from fedglad.samplers.clustered import Clustered
 from fedglad.samplers.md import MD
 from fedglad.samplers.optimal import Optimal

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedglad.rng import stream
-from fedglad.samplers import Cohort, Pool
+from fedglad.samplers.base import Cohort, Pool
 from fedglad.samplers.clustered import Clustered, Line, _tree, by_similarity, by_size
 
 from .test_sampler_draws import ROUNDS, chi_square, cohorts, of_sizes

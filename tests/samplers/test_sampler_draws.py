@@ -20,8 +20,8 @@ from run_support import TINY
 from fedglad.config.schema import ConfigError, load
 from fedglad.records import Record
 from fedglad.rng import stream
-from fedglad.samplers import Cohort, Pool, Sampler
 from fedglad.samplers.adafl import AdaFL, probabilities
+from fedglad.samplers.base import Cohort, Pool, Sampler
 from fedglad.samplers.md import MD
 from fedglad.samplers.optimal import Optimal
 from fedglad.samplers.power_of_choice import PowerOfChoice

@@ -11,7 +11,7 @@ from run_support import TINY
 
 from fedglad.config.schema import ConfigError, load
 from fedglad.rng import stream
-from fedglad.samplers import Cohort, Pool
+from fedglad.samplers.base import Cohort, Pool
 from fedglad.samplers.fedml import FedML
 from fedglad.samplers.scripted import Scripted
 from fedglad.samplers.uniform import Uniform

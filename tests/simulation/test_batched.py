@@ -17,16 +17,14 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from fedglad.cli import app
-from fedglad.clients.loop import Plain
+from fedglad.clients.method import Plain
 from fedglad.config.schema import ConfigError, load, simulate
 from fedglad.data.federation import Partitioned
 from fedglad.models.cnn import FedOptCNN, SmallCNN
 from fedglad.models.mlp import MLP
 from fedglad.models.softmax import SoftmaxRegression
 from fedglad.runs import RunError, execute
-from fedglad.simulation.engines.batched import Batched
-from fedglad.simulation.engines.local import Local
-from fedglad.simulation.engines.serial import Serial
+from fedglad.simulation.engines.settings import Batched, Local, Serial
 from fedglad.simulation.simulation import Simulation
 
 SERIAL = {"engine.name": "serial"}

@@ -22,15 +22,14 @@ from torch.nn.functional import mse_loss
 from fedglad.adapters import Adapter
 from fedglad.clients.feddyn import FedDyn
 from fedglad.clients.fednova import FedNova
-from fedglad.clients.loop import Plain
+from fedglad.clients.method import Plain
 from fedglad.clients.scaffold import Scaffold
 from fedglad.clients.vrl_sgd import VRLSGD
 from fedglad.filters import Filter
 from fedglad.optimizers import SGD
 from fedglad.samplers.uniform import Uniform
-from fedglad.simulation.engines import Job
-from fedglad.simulation.engines.batched import Batched
-from fedglad.simulation.engines.serial import Serial
+from fedglad.simulation.engines.base import Job
+from fedglad.simulation.engines.settings import Batched, Serial
 from fedglad.simulation.simulation import Plan, Simulation
 from fedglad.weights import Samples
 

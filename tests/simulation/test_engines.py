@@ -32,11 +32,11 @@ from run_support import (
 )
 from torch import Tensor, nn
 
-from fedglad.clients.loop import Plain
+from fedglad.clients.method import Plain
 from fedglad.config.schema import simulate
 from fedglad.models.softmax import SoftmaxRegression
-from fedglad.simulation.engines.local import Local, LocalEngine
-from fedglad.simulation.engines.serial import Serial
+from fedglad.simulation.engines.local import LocalEngine
+from fedglad.simulation.engines.settings import Local, Serial
 
 SERIAL = {"engine.name": "serial"}
 BRIEF = {"rounds": 4, "client.epochs": 2, "sampler.clients_per_round": 5}
@@ -395,7 +395,7 @@ PARENT = """
     import os, sys, time
     from run_support import *
     from simulation.test_engines import Wide
-    from fedglad.simulation.engines.local import Local
+    from fedglad.simulation.engines.settings import Local
 
     mode = sys.argv[1]
     model = Wide() if mode == "sending" else SoftmaxRegression(features=64).build()

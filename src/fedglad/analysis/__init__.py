@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from fedglad.core.lazy import lazily
 
 if TYPE_CHECKING:
-    from fedglad.analysis.comparison import Comparison, compare
-    from fedglad.analysis.replaying import Replayed, replay
-
-__all__ = ["Comparison", "Replayed", "compare", "replay"]
+    from fedglad.analysis.comparison import Comparison as Comparison
+    from fedglad.analysis.comparison import compare as compare
+    from fedglad.analysis.replaying import Replayed as Replayed
+    from fedglad.analysis.replaying import replay as replay
 
 __getattr__, __dir__ = lazily(
     __name__,

@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING
 from fedglad.core.lazy import lazily
 
 if TYPE_CHECKING:
-    from fedglad.cli.main import app
-
-__all__ = ["app"]
+    from fedglad.cli.main import app as app
 
 __getattr__, __dir__ = lazily(__name__, {"app": "main"})

@@ -1,6 +1,6 @@
 """Client methods: the one local training loop, and one small file a method.
 
-May import records, rng and layout; imported by the engines. A method corrects each minibatch
+May import rng and core; imported by the simulation. A method corrects each minibatch
 gradient ∇ and may keep vectors with each client and at the server:
 
 | name | gradient of a step | kept | reference |
@@ -14,8 +14,36 @@ gradient ∇ and may keep vectors with each client and at the server:
 | vrl-sgd | ∇ − Δ_k | Δ_k | Liang et al. 2019 |
 """
 
+from typing import TYPE_CHECKING
+
+from fedglad.core.lazy import lazily
+
+if TYPE_CHECKING:
+    from fedglad.clients.feddyn import FedDyn as FedDyn
+    from fedglad.clients.fednova import FedNova as FedNova
+    from fedglad.clients.fedprox import FedProx as FedProx
+    from fedglad.clients.fedsgd import FedSGD as FedSGD
+    from fedglad.clients.method import Plain as Plain
+    from fedglad.clients.scaffold import Scaffold as Scaffold
+    from fedglad.clients.vrl_sgd import VRLSGD as VRLSGD
+    from fedglad.clients.workbench import Workbench as Workbench
+
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "VRLSGD": "vrl_sgd",
+        "FedDyn": "feddyn",
+        "FedNova": "fednova",
+        "FedProx": "fedprox",
+        "FedSGD": "fedsgd",
+        "Plain": "method",
+        "Scaffold": "scaffold",
+        "Workbench": "workbench",
+    },
+)
+
 REGISTRY = {
-    "plain": "fedglad.clients.loop:Plain",
+    "plain": "fedglad.clients.method:Plain",
     "fedsgd": "fedglad.clients.fedsgd:FedSGD",
     "fedprox": "fedglad.clients.fedprox:FedProx",
     "scaffold": "fedglad.clients.scaffold:Scaffold",

@@ -1,13 +1,15 @@
 """FedDyn: a linear and a quadratic term that make the clients' optima agree."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-import torch
-from torch import Tensor
+from fedglad.clients.method import Counting, Memory
 
-from fedglad.clients.loop import Counting, Memory
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,6 @@ class FedDyn(Counting):
     def server(  # pyright: ignore[reportIncompatibleVariableOverride]
         self, mean: Tensor, extra_sum: Tensor, count: int, state: Memory
     ) -> tuple[Memory, Tensor | None]:
-        before = state.get("h", torch.zeros_like(mean))
+        before = state.get("h", mean.new_zeros(mean.shape))
         h = before + (self.alpha / self.population) * extra_sum
         return {"h": h}, -h / self.alpha

@@ -1,13 +1,17 @@
 """FedNova: updates of clients that took different numbers of steps, made comparable."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from torch import Tensor
 
-from fedglad.clients.loop import Memory, Plain
+from fedglad.clients.method import Memory, Plain
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

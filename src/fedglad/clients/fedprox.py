@@ -1,12 +1,15 @@
 """FedProx: a pull back to the global model in every local step."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from torch import Tensor
+from fedglad.clients.method import Memory, Plain
 
-from fedglad.clients.loop import Memory, Plain
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from fedglad.clients.loop import Local, Plain
+from fedglad.clients.method import Local, Plain
 
 FIXED: dict[str, Any] = {
     "optimizer": "sgd",

@@ -1,12 +1,14 @@
 """SCAFFOLD: control variates against the drift of clients."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-import torch
-from torch import Tensor
+from fedglad.clients.method import Counting, Memory, require_plain_sgd
 
-from fedglad.clients.loop import Counting, Memory, require_plain_sgd
+if TYPE_CHECKING:
+    from torch import Tensor
 
 OPTION = (
     "mean: c_k is the round's mean raw gradient; II: the paper's option II, for plain sgd alone"
@@ -61,5 +63,5 @@ class Scaffold(Counting):
     def server(  # pyright: ignore[reportIncompatibleVariableOverride]
         self, mean: Tensor, extra_sum: Tensor, count: int, state: Memory
     ) -> tuple[Memory, Tensor | None]:
-        before = state.get("c", torch.zeros_like(mean))
+        before = state.get("c", mean.new_zeros(mean.shape))
         return {"c": before + extra_sum / self.population}, None

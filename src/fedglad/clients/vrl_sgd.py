@@ -1,11 +1,14 @@
 """VRL-SGD: local SGD with the deviation of each client's gradient taken out."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import Tensor
+from fedglad.clients.method import Local, Memory, Plain, require_plain_sgd
 
-from fedglad.clients.loop import Local, Memory, Plain, require_plain_sgd
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,20 +13,15 @@ from typing import TYPE_CHECKING
 from fedglad.core.lazy import lazily
 
 if TYPE_CHECKING:
-    from fedglad.config.presets import PRESETS, Preset
-    from fedglad.config.schema import FORMAT, Config, ConfigError, find, load, parse_value, simulate
-
-__all__ = [
-    "FORMAT",
-    "PRESETS",
-    "Config",
-    "ConfigError",
-    "Preset",
-    "find",
-    "load",
-    "parse_value",
-    "simulate",
-]
+    from fedglad.config.presets import PRESETS as PRESETS
+    from fedglad.config.presets import Preset as Preset
+    from fedglad.config.schema import FORMAT as FORMAT
+    from fedglad.config.schema import Config as Config
+    from fedglad.config.schema import ConfigError as ConfigError
+    from fedglad.config.schema import find as find
+    from fedglad.config.schema import load as load
+    from fedglad.config.schema import parse_value as parse_value
+    from fedglad.config.schema import simulate as simulate
 
 __getattr__, __dir__ = lazily(
     __name__,

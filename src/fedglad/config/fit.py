@@ -1,15 +1,16 @@
 """Whether a model and a data set go together: found out with one sample, before a run begins."""
 
+from __future__ import annotations
+
 import copy
 import logging
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
-from fedglad.clients.loop import as_stored
-from fedglad.simulation.engines import Federation, threads
+    from fedglad.simulation.engines.base import Federation
 
 
 def agree(model: Any, data: Any, *, quiet: bool = False) -> None:
@@ -40,6 +41,8 @@ def check(model: nn.Module, data: Federation, name: str, settings: Any = None) -
 
     `settings` are those that built the model: what to set in them is named, if that is enough.
     """
+    from fedglad.clients.workbench import as_stored
+
     if lacking := [
         name for name in ("clients", "size", "client", "test") if not hasattr(data, name)
     ]:
@@ -69,6 +72,8 @@ def _telling(x: Tensor) -> Tensor:
 
 
 def _are_ids(x: Tensor) -> bool:
+    import torch
+
     return x.dtype in (torch.int32, torch.int64) and x.dim() > 1
 
 
@@ -83,6 +88,11 @@ def _classes(y: Tensor, data: Federation) -> int:
 def _misfit(model: nn.Module, x: Tensor, classes: int) -> str:
     """What is wrong between them; empty if nothing is. A copy is tried, with one thread: workers
     are forked later."""
+    import torch
+    from torch import Tensor
+
+    from fedglad.simulation.engines.base import threads
+
     twin = copy.deepcopy(model).eval()
     device = next((p.device for p in twin.parameters()), x.device)
     try:

@@ -4,6 +4,8 @@ A section is `name` plus the fields of the dataclass of that name; nothing is de
 are checked by pydantic from the dataclass, values by the dataclass itself.
 """
 
+from __future__ import annotations
+
 import difflib
 import hashlib
 import importlib
@@ -15,20 +17,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 from fedglad import adapters, clients, data, filters, models, optimizers, samplers, weights
 from fedglad.config.build import build, settings_of
 from fedglad.config.fit import agree, check
 from fedglad.config.presets import PRESETS, Preset
-from fedglad.records import Round
-from fedglad.rng import stream
 from fedglad.server.compatibility import refuse
 from fedglad.simulation import engines
-from fedglad.simulation.simulation import Plan, Simulation
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fedglad.records import Round
+    from fedglad.simulation.simulation import Plan
 
 FORMAT = 2
 """Raised when the same configuration gives other results than before, so that no run that is there
@@ -77,7 +79,7 @@ class Config:
                 raise ConfigError(f"{name} = {getattr(self, name)!r}: must be {least} or more")
 
     @classmethod
-    def of(cls, tree: Mapping[str, Any]) -> "Config":
+    def of(cls, tree: Mapping[str, Any]) -> Config:
         """From a nested dict, as TOML gives it; what is not named has its default."""
         top = _top_fields()
         _known("", tree, [*top, *REGISTRIES])
@@ -131,6 +133,12 @@ class Config:
 
     def plan(self, *, model: nn.Module | None = None, data: Any = None) -> Plan:
         """What the configuration stands for; `model` and `data` take the place of its own."""
+        import torch
+        from torch import nn
+
+        from fedglad.rng import stream
+        from fedglad.simulation.simulation import Plan
+
         parts = self.sections
         name, settings = type(model).__name__, None
         if model is None:
@@ -251,6 +259,8 @@ def simulate(
     `overrides` are dotted keys, {"adapter.name": "none"}. Of own objects, `model` is a module and
     `data` has clients, size(k), client(k) -> (x, y) and test() -> (x, y).
     """
+    from fedglad.simulation.simulation import Simulation
+
     if isinstance(config, Config):
         tree = config.to_dict()
         _override(tree, overrides or {})

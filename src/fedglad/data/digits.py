@@ -1,16 +1,20 @@
 """Handwritten digits, small enough to travel with the library (Alpaydin & Kaynak 1998)."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from importlib import resources
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from fedglad.data.federation import Partitioned
 from fedglad.data.split import CLIENTS, Split
 from fedglad.rng import stream
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fedglad.data.federation import Partitioned
 
 TRAIN = 1437  # of 1,797: four fifths
 
@@ -35,6 +39,10 @@ class Digits(Split):
 
     def load_federation(self) -> Partitioned:
         """The images with their owners; the same ones for the same seed."""
+        import torch
+
+        from fedglad.data.federation import Partitioned
+
         images, labels = load()
         order = stream(self.seed, "split").permutation(len(labels))
         x, y = torch.from_numpy(images[order, None]), torch.from_numpy(labels[order])

@@ -1,14 +1,17 @@
 """Synthetic(α, β): logistic data for any number of clients, each made only when it is asked for."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedglad.rng import stream
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +94,8 @@ class Synthetic:
 
     @cached_property
     def _test(self) -> tuple[Tensor, Tensor]:
+        import torch
+
         first = range(min(self.clients, self.test_clients))
         xs, ys = zip(*(self._draw(k, held_out=True) for k in first), strict=True)
         return torch.cat(xs), torch.cat(ys)
@@ -104,6 +109,8 @@ class Synthetic:
         return self.samples or min(int(rng.lognormal(3, 2)) + 5, 1000)
 
     def _draw(self, k: int, *, held_out: bool) -> tuple[Tensor, Tensor]:
+        import torch
+
         self._known(k)
         rng = stream(self.seed, "synthetic", k)
         n = self._size(rng)

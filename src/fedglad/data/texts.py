@@ -3,16 +3,19 @@
 A sample is int32 (length,): the ids of a text's first tokens, filled up at the end with padding.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from __future__ import annotations
 
-import numpy as np
-import torch
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from fedglad.data import encoders, tokens
-from fedglad.data.federation import Partitioned
 from fedglad.data.sources import DataError, Progress
 from fedglad.data.split import Split
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fedglad.data.federation import Partitioned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,10 @@ class Texts(Split):
 
     def load_federation(self) -> Partitioned:
         """The ids with their owners; fetched and tokenised when asked for the first time."""
+        import torch
+
+        from fedglad.data.federation import Partitioned
+
         arrays = self.arrays()
         owners = self.owners(arrays["train_y"])
         train_x, train_y, test_x, test_y = (

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedglad.clients.loop import Loss, Plain, Workbench
+from fedglad.clients.method import Loss, Plain
+from fedglad.clients.workbench import Workbench
 
 CHUNK = 1000  # samples evaluated at a time, as in the simulator's engines
 

@@ -12,7 +12,7 @@ from fedglad.flower.rounds import wait_for
 from fedglad.flower.told import note, tell
 from fedglad.records import Record
 from fedglad.rng import stream
-from fedglad.samplers import Ask, Cohort, Pool, Sampler, State
+from fedglad.samplers.base import Ask, Cohort, Pool, Sampler, State
 
 
 class Chooser:

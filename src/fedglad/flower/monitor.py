@@ -17,7 +17,7 @@ from fedglad.flower.settings import Share
 from fedglad.flower.strategy import EvaluateFn, FedGLAD, in_order
 from fedglad.flower.told import note, tell
 from fedglad.optimizers import SGD
-from fedglad.samplers import Cohort
+from fedglad.samplers.base import Cohort
 
 SEEN = ("configure_train", "aggregate_train", "aggregate_evaluate")
 

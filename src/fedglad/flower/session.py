@@ -36,7 +36,7 @@ from fedglad.flower.told import note, tell
 from fedglad.optimizers import Optimizer
 from fedglad.records import Failure, Record, Round, Update
 from fedglad.rng import stream
-from fedglad.samplers import Cohort, Sampler, State
+from fedglad.samplers.base import Cohort, Sampler, State
 from fedglad.server.server import Server
 from fedglad.trust import Alarm
 from fedglad.weights import Samples

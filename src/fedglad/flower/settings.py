@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, NoReturn
 
 import numpy as np
 
-from fedglad.samplers import Ask, Cohort, Pool, State
+from fedglad.samplers.base import Ask, Cohort, Pool, State
 from fedglad.samplers.uniform import Uniform
 
 

@@ -23,7 +23,7 @@ from fedglad.flower.session import Keys, Session, Trained, clock
 from fedglad.flower.settings import Share
 from fedglad.flower.told import note, tell
 from fedglad.optimizers import SGD, Optimizer
-from fedglad.samplers import Cohort, Sampler
+from fedglad.samplers.base import Cohort, Sampler
 from fedglad.server.compatibility import refuse
 from fedglad.weights import Samples
 

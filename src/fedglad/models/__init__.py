@@ -15,8 +15,8 @@ May import data, for weights and vectors that are fetched as data sets are, and 
 | bilstm | `bilstm.py` | a BiLSTM over GloVe vectors, for texts |
 
 A model is a frozen dataclass of settings whose `build()` gives the module, initialised from
-torch's generator, and from what was fetched: seed it, and the same model comes out. `texts.py` has
-what models of texts share.
+torch's generator, and from what was fetched: seed it, and the same model comes out. The modules
+themselves are in `networks/`, so that reading settings loads no torch.
 """
 
 REGISTRY = {

@@ -1,10 +1,13 @@
 """Multi-layer perceptrons."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from torch import nn
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,8 @@ class MLP:
 
     def build(self) -> nn.Module:
         """The model, initialised by torch's own rule for linear layers."""
+        from torch import nn
+
         model = nn.Sequential(nn.Flatten())
         for fan_in, fan_out in pairwise([self.features, *self.hidden]):
             model.extend([nn.Linear(fan_in, fan_out), nn.ReLU(inplace=True)])

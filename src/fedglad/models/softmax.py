@@ -1,9 +1,12 @@
 """Softmax regression: the smallest model, convex in its parameters."""
 
-from dataclasses import dataclass
-from typing import Annotated
+from __future__ import annotations
 
-from torch import Tensor, nn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,17 +34,6 @@ class SoftmaxRegression:
 
     def build(self) -> nn.Module:
         """The model, all zeros."""
+        from fedglad.models.networks.softmax import FlatLinear
+
         return FlatLinear(self.features, self.classes)
-
-
-class FlatLinear(nn.Linear):
-    """A linear layer that flattens its inputs: one module, as a call costs more than the maths."""
-
-    def reset_parameters(self) -> None:
-        """Zeros: a convex problem needs no symmetry broken."""
-        nn.init.zeros_(self.weight)
-        nn.init.zeros_(self.bias)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """The logits."""
-        return super().forward(input.flatten(1))

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from fedglad.core.lazy import lazily
 
 if TYPE_CHECKING:
-    from fedglad.runs.folder import Interrupted, Run, RunError
-    from fedglad.runs.running import execute
-    from fedglad.runs.sweeping import Task, sweep, tasks
-    from fedglad.runs.tuning import tune
-
-__all__ = ["Interrupted", "Run", "RunError", "Task", "execute", "sweep", "tasks", "tune"]
+    from fedglad.runs.folder import Interrupted as Interrupted
+    from fedglad.runs.folder import Run as Run
+    from fedglad.runs.folder import RunError as RunError
+    from fedglad.runs.running import execute as execute
+    from fedglad.runs.sweeping import Task as Task
+    from fedglad.runs.sweeping import sweep as sweep
+    from fedglad.runs.sweeping import tasks as tasks
+    from fedglad.runs.tuning import tune as tune
 
 __getattr__, __dir__ = lazily(
     __name__,

@@ -24,8 +24,7 @@ from fedglad.records import Round
 from fedglad.runs.control import adaptive, at_constant, mark, mean_factor
 from fedglad.runs.folder import Interrupted, Run, RunError
 from fedglad.runs.running import execute
-from fedglad.simulation.engines.local import Local
-from fedglad.simulation.engines.serial import Serial
+from fedglad.simulation.engines.settings import Local, Serial
 
 
 @dataclass(frozen=True)

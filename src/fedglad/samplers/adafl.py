@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from fedglad.records import Record
-from fedglad.samplers import Ask, Cohort, Pool, Sampler, State
+from fedglad.samplers.base import Ask, Cohort, Pool, Sampler, State
 
 LEAST = 1e-200  # of N p_k: a client that always agrees with the mean stays possible
 

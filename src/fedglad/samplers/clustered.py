@@ -1,14 +1,17 @@
 """One client from each of r groups, so that a cohort looks more like the population."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from fedglad.samplers import Ask, Cohort, Pool, Sampler, State
+from fedglad.samplers.base import Ask, Cohort, Pool, Sampler, State
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 GIB = 1 << 30
 COLUMNS = 1 << 16  # of the updates that are multiplied at a time
@@ -88,6 +91,8 @@ class Clustered(Sampler):
 
     def _last_updates(self, ids: Sequence[int], pool: Pool) -> Tensor:
         """A row each; those of clients without an update are zero."""
+        import torch
+
         rows: Tensor | None = None
         for row, client in enumerate(ids):
             if (update := pool.last(client)) is None:
@@ -160,6 +165,8 @@ def _cut(tree: np.ndarray, masses: list[int], capacity: int) -> list[list[int]]:
 
 def _tree(updates: Tensor) -> np.ndarray:
     """Ward's tree of the rows."""
+    import torch
+
     if len(updates) == 1:
         return np.empty((0, 4))
     gram = torch.zeros(len(updates), len(updates), dtype=torch.float64)

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedglad.samplers import Ask, Cohort, Pool, Sampler, State
+from fedglad.samplers.base import Ask, Cohort, Pool, Sampler, State
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from fedglad import weights
-from fedglad.samplers import Ask, Choosing, Cohort, Pool, State
+from fedglad.samplers.base import Ask, Choosing, Cohort, Pool, State
 
 
 @dataclass(frozen=True, kw_only=True)

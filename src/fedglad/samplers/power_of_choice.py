@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from fedglad.samplers import Ask, Choosing, Cohort, Pool, State
+from fedglad.samplers.base import Ask, Choosing, Cohort, Pool, State
 
 
 @dataclass(frozen=True, kw_only=True)

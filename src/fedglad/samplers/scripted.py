@@ -5,7 +5,7 @@ from typing import Annotated
 
 import numpy as np
 
-from fedglad.samplers import Ask, Cohort, Pool, State
+from fedglad.samplers.base import Ask, Cohort, Pool, State
 from fedglad.samplers.uniform import Uniform
 
 

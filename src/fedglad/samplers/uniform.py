@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedglad.samplers import Ask, Cohort, Pool, Sampler, State
+from fedglad.samplers.base import Ask, Cohort, Pool, Sampler, State
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from fedglad.core.lazy import lazily
 
 if TYPE_CHECKING:
-    from fedglad.server.from_sums import Collector, Sums
-    from fedglad.server.server import Method, Server
-    from fedglad.server.state import REGISTRIES
-
-__all__ = ["REGISTRIES", "Collector", "Method", "Server", "Sums"]
+    from fedglad.server.from_sums import Collector as Collector
+    from fedglad.server.from_sums import Sums as Sums
+    from fedglad.server.server import Method as Method
+    from fedglad.server.server import Server as Server
+    from fedglad.server.state import REGISTRIES as REGISTRIES
 
 __getattr__, __dir__ = lazily(
     __name__,

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from fedglad.core.lazy import lazily
 
 if TYPE_CHECKING:
-    from fedglad.simulation.simulation import Plan, Simulation
-
-__all__ = ["Plan", "Simulation"]
+    from fedglad.simulation.simulation import Plan as Plan
+    from fedglad.simulation.simulation import Simulation as Simulation
 
 __getattr__, __dir__ = lazily(__name__, {"Plan": "simulation", "Simulation": "simulation"})

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedglad.adapters import Adapter
-from fedglad.clients.loop import Plain
+from fedglad.clients.method import Plain
 from fedglad.core.memory import Memories
 from fedglad.filters import Filter
 from fedglad.optimizers import Optimizer
 from fedglad.records import Bundle, Failure, Record, Round, Update
 from fedglad.rng import stream
-from fedglad.samplers import Pool, Sampler, State
+from fedglad.samplers.base import Pool, Sampler, State
 from fedglad.server.server import Server
-from fedglad.simulation.engines import Engine, Federation, Group, Job
+from fedglad.simulation.engines.base import Engine, Federation, Group, Job
 from fedglad.trust import Alarm
 from fedglad.weights import Samples
 

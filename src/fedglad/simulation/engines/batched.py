@@ -12,9 +12,8 @@ buffer (batch normalisation) nothing is filled up: clients of equal size go toge
 
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,43 +22,25 @@ from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy, log_softmax
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
-from fedglad.clients.loop import Memory, move, seed_torch, slot_names
+from fedglad.clients.local_optimizers import move, slot_names
+from fedglad.clients.method import Memory
+from fedglad.clients.workbench import seed_torch
 from fedglad.records import Failure
 from fedglad.rng import stream
-from fedglad.simulation.engines import (
-    DEVICE,
+from fedglad.simulation.engines.base import (
     Brought,
     Call,
     Evaluation,
     Group,
-    Job,
     Packed,
     Worker,
     as_group,
-    find_device,
     threads,
 )
 from fedglad.simulation.engines.samples import Batches, Member, Samples, fetch, size
 from fedglad.simulation.engines.serial import SerialEngine
 
 GROUP_ELEMENTS = 1 << 22  # parameters, or inputs, of all clients that are trained together
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batched:
-    """All clients of a cohort together (vmap), for small models; other bits than the others."""
-
-    device: Annotated[str, DEVICE] = "auto"
-    threads: Annotated[int, "of torch; the bits may depend on it"] = 1
-
-    exact = False  # a run's name tells it from the same run in another engine
-
-    def __post_init__(self) -> None:
-        if self.threads < 1:
-            raise ValueError(f"threads = {self.threads!r}: must be 1 or more")
-
-    def start(self, job: Job) -> "BatchedEngine":
-        return BatchedEngine(Worker(job, find_device(self.device)), self.threads)
 
 
 class BatchedEngine:

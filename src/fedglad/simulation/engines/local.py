@@ -6,20 +6,18 @@ round and client, to the same bits.
 """
 
 import math
-import os
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedglad.clients.loop import Memory, Workbench
+from fedglad.clients.method import Memory
+from fedglad.clients.workbench import Workbench
 from fedglad.core.processes import TRIES, Lost, Pool, Serve
 from fedglad.records import Failure, Several
-from fedglad.simulation.engines import (
-    DEVICE,
+from fedglad.simulation.engines.base import (
     GROUP_BYTES,
     Brought,
     Call,
@@ -29,31 +27,11 @@ from fedglad.simulation.engines import (
     Packed,
     Worker,
     as_group,
-    find_device,
     threads,
 )
 
 SHARE = 4
 """Groups a worker gets in a round, if there are enough clients: none waits long at the end."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Local:
-    """Worker processes on this machine, one thread each."""
-
-    workers: Annotated[int | Literal["auto"], "processes; auto: one a core"] = "auto"
-    device: Annotated[str, DEVICE] = "auto"
-    client_timeout: Annotated[float, "seconds until a client is given up; 0: never"] = 0
-
-    def __post_init__(self) -> None:
-        if self.workers != "auto" and self.workers < 1:
-            raise ValueError(f"workers = {self.workers!r}: must be 1 or more, or 'auto'")
-        if self.client_timeout < 0:
-            raise ValueError(f"client_timeout = {self.client_timeout!r}: must be 0 (never) or more")
-
-    def start(self, job: Job) -> "LocalEngine":
-        workers = os.cpu_count() or 1 if self.workers == "auto" else self.workers
-        return LocalEngine(job, workers, find_device(self.device), self.client_timeout)
 
 
 class LocalEngine:

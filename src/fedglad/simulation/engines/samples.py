@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedglad.simulation.engines import Federation
+from fedglad.simulation.engines.base import Federation
 
 Samples = tuple[Tensor, Tensor, np.ndarray | None]  # inputs, targets, and whose rows of them
 

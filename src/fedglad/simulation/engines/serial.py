@@ -2,38 +2,23 @@
 
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fedglad.clients.loop import Memory
+from fedglad.clients.method import Memory
 from fedglad.records import Failure
-from fedglad.simulation.engines import (
-    DEVICE,
+from fedglad.simulation.engines.base import (
     GROUP_BYTES,
     Brought,
     Call,
     Evaluation,
     Group,
-    Job,
     Packed,
     Worker,
     as_group,
-    find_device,
     threads,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Serial:
-    """One client after the other in this process."""
-
-    device: Annotated[str, DEVICE] = "auto"
-
-    def start(self, job: Job) -> "SerialEngine":
-        return SerialEngine(Worker(job, find_device(self.device)))
 
 
 class SerialEngine:

@@ -17,7 +17,7 @@ from fedglad.core.checkpoint import write_text
 from fedglad.data.store import cache_folder
 from fedglad.runs.running import machine
 from fedglad.runs.sweeping import Task
-from fedglad.simulation.engines import threads
+from fedglad.simulation.engines.base import threads
 from fedglad.studies.paper.cells import Experiment, PaperError
 from fedglad.studies.paper.results import Library
 from fedglad.studies.paper.settings import DATA, DataSet

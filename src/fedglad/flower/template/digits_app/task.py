@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from fedglad.clients.loop import Plain
+from fedglad.clients.method import Plain
 from fedglad.data.digits import Digits
 from fedglad.models.cnn import SmallCNN
 from fedglad.rng import stream

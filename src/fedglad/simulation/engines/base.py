@@ -1,0 +1,262 @@
+"""What every engine has in common: a job, a worker and its bench, groups of updates."""
+
+import logging
+import math
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedglad.clients.method import Loss, Memory, Plain, Prepare
+from fedglad.clients.workbench import Result, Workbench, as_stored
+from fedglad.core.memory import Memories
+from fedglad.records import Bundle, Failure, Several, Update
+from fedglad.rng import stream
+
+Packed = tuple[Tensor, Mapping[str, Tensor]]
+"""A model as `Server.packed` gives it: the parameters in one vector, and the buffers."""
+
+logger = logging.getLogger("fedglad")
+
+CPU = torch.device("cpu")
+GROUP_BYTES = 1 << 20  # tiny updates are trained, and handed over, in groups of about this size
+CHUNK = 1000  # test samples evaluated at a time: sums over fixed chunks, so the bits are the same
+
+
+class Federation(Protocol):
+    """What an engine needs of the data.
+
+    It may also have `prepare(x, training)`, which makes the model's inputs of a batch: stored
+    bytes become numbers there, and training images are augmented, by torch's generator.
+    """
+
+    clients: int
+
+    def size(self, k: int) -> int: ...
+    def client(self, k: int) -> tuple[Tensor, Tensor]: ...
+    def test(self) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every worker needs to know: the same for all rounds."""
+
+    build: Callable[[], nn.Module]
+    data: Federation
+    client: Plain
+    loss: Loss
+    seed: int
+    memories: Memories | None = None  # for a method that has them
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is sent to the clients of one round."""
+
+    t: int
+    theta: Tensor
+    buffers: Mapping[str, Tensor]
+    sent: Memory
+
+
+Group = Several | Bundle
+"""What consecutive clients of a cohort brought; it is valid until the next group is asked for."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The global model on the test set."""
+
+    loss: float
+    accuracy: float
+
+
+class Engine(Protocol):
+    def train(
+        self,
+        t: int,
+        cohort: Sequence[int],
+        packed: Packed,
+        sent: Memory,
+    ) -> Iterator[Group]:
+        """The cohort's updates, in its order."""
+        ...
+
+    def evaluate(self, packed: Packed) -> Evaluation:
+        """Loss and accuracy of a model on the test set."""
+        ...
+
+    def losses(self, clients: Sequence[int], packed: Packed) -> list[float]:
+        """The mean losses of a model on clients' own samples; NaN for one that fails."""
+        ...
+
+    def close(self) -> None:
+        """Lets everything go."""
+        ...
+
+
+class Worker:
+    """One bench and the work that can be done on it: the same code in every engine."""
+
+    def __init__(self, job: Job, device: torch.device) -> None:
+        self.job = job
+        self.device = device
+        self.bench = Workbench(job.build().to(device), job.loss)
+        self.test = job.data.test()
+        self.prepare: Prepare = getattr(job.data, "prepare", as_stored)
+
+    def train(self, call: Call, client: int, memory: Memory, out: Tensor | None = None) -> Result:
+        """One client's round; `call` is on the device."""
+        job, device = self.job, self.device
+        x, y = job.data.client(client)
+        rng = stream(job.seed, "client", call.t, client)
+        result = self.bench.train(
+            job.client,
+            call.theta,
+            call.buffers,
+            x.to(device),
+            y.to(device),
+            rng,
+            order=job.client.order(job.seed, client),
+            prepare=self.prepare,
+            memory=_on(memory, device),
+            sent=call.sent,
+            out=out if device.type == "cpu" else None,
+        )
+        if device.type != "cpu":
+            result.delta = result.delta.cpu() if out is None else out.copy_(result.delta)
+            result.buffers, result.memory = _on(result.buffers, CPU), _on(result.memory, CPU)
+            result.extra = None if result.extra is None else result.extra.cpu()
+        return result
+
+    def recall(self, client: int, version: int) -> Memory:
+        """What the client remembers; if the disk fails, it is no client's fault: OSError."""
+        return self.job.memories.read(client, version) if self.job.memories else {}
+
+    def remember(self, call: Call, client: int, result: Result) -> None:
+        """Keeps what the client would remember; OSError as above."""
+        if self.job.memories:
+            self.job.memories.propose(client, call.t, result.memory)
+
+    def call(self, t: int, packed: Packed, sent: Memory) -> Call:
+        """What the clients of a round are sent, on the device."""
+        device, zeros = self.device, self.bench.zeros
+        heard = {name: sent.get(name, zeros) for name in self.job.client.hears}
+        return Call(t, packed[0].to(device), _on(packed[1], device), _on(heard, device))
+
+    @staticmethod
+    def chunks(test_size: int) -> int:
+        return -(-test_size // CHUNK)
+
+    @torch.no_grad()
+    def evaluate(
+        self, theta: Tensor, buffers: Mapping[str, Tensor], chunk: int
+    ) -> tuple[float, int]:
+        """Sum of losses and number of hits on one chunk of the test set."""
+        self.bench.load(theta, buffers)
+        model = self.bench.model.eval()
+        part = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
+        x, y = self.test[0][part].to(self.device), self.test[1][part].to(self.device)
+        scores = model(self.prepare(x, False))
+        return float(self.job.loss(scores, y)) * len(y), int((scores.argmax(dim=1) == y).sum())
+
+    @torch.no_grad()
+    def loss(self, theta: Tensor, buffers: Mapping[str, Tensor], client: int) -> float:
+        """The mean loss on a client's own samples; NaN if they cannot be had."""
+        try:
+            x, y = self.job.data.client(client)
+            self.bench.load(theta, buffers)
+            model, total = self.bench.model.eval(), 0.0
+            for k in range(0, len(y), CHUNK):
+                part = x[k : k + CHUNK].to(self.device), y[k : k + CHUNK].to(self.device)
+                total += float(self.job.loss(model(self.prepare(part[0], False)), part[1])) * len(
+                    part[1]
+                )
+            return total / len(y)
+        except Exception as error:
+            logger.warning("client %s could not tell its loss: %s", client, error)
+            return math.nan
+
+    @staticmethod
+    def summary(sums: Sequence[tuple[float, int]], n: int) -> Evaluation:
+        return Evaluation(sum(s for s, _ in sums) / n, sum(hits for _, hits in sums) / n)
+
+
+@dataclass(slots=True)
+class Brought:
+    """What a client brings beside its row of the deltas."""
+
+    steps: int
+    loss: float
+    buffers: Mapping[str, Any] | None = None
+    extra: Tensor | None = None
+
+
+def as_group(
+    job: Job, clients: Sequence[int], deltas: Tensor, found: Sequence[Brought | Failure]
+) -> Group:
+    """The clients' results as the server takes them."""
+    plain = [f for f in found if isinstance(f, Brought) and not f.buffers and f.extra is None]
+    if len(plain) == len(found):
+        return Bundle(
+            deltas=deltas[: len(found)],
+            weights=[job.data.size(client) for client in clients],
+            clients=list(clients),
+            steps=[brought.steps for brought in plain],
+            losses=[brought.loss for brought in plain],
+        )
+    pairs = zip(clients, deltas[: len(clients)], found, strict=True)
+    return Several(_update(job, client, delta, brought) for client, delta, brought in pairs)
+
+
+def _update(job: Job, client: int, delta: Tensor, brought: Brought | Failure) -> Update | Failure:
+    if isinstance(brought, Failure):
+        return brought
+    return Update(
+        delta,
+        weight=job.data.size(client),
+        client=client,
+        steps=brought.steps,
+        loss=brought.loss,
+        extra=brought.extra,
+        buffers=brought.buffers or None,
+    )
+
+
+def find_device(name: str) -> torch.device:
+    """The device of a name; auto: a GPU where there is one."""
+    # Asked through the driver's library: CUDA itself must not start before workers are forked.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device = {name!r}: choose auto, cpu, cuda, cuda:1, ...") from None
+    if device.type != "cpu" and (device.index or 0) >= _count(device):
+        raise ValueError(f"device = {name!r}: there is none here; choose auto or cpu")
+    return device
+
+
+def _count(device: torch.device) -> int:
+    kind = getattr(torch, device.type, None)
+    return kind.device_count() if kind and hasattr(kind, "device_count") else 0
+
+
+def _on(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    return {name: value.to(device) for name, value in tensors.items()}
+
+
+@contextmanager
+def threads(count: int) -> Generator[None]:
+    """Work that must not depend on the number of threads there happen to be."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

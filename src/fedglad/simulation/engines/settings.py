@@ -1,0 +1,73 @@
+"""The engines' settings: where clients train. Each starts its engine when it is asked to."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from fedglad.simulation.engines.base import Job
+    from fedglad.simulation.engines.batched import BatchedEngine
+    from fedglad.simulation.engines.local import LocalEngine
+    from fedglad.simulation.engines.serial import SerialEngine
+
+DEVICE = "auto: a GPU where there is one; or cpu, cuda, cuda:1, ..."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serial:
+    """One client after the other in this process."""
+
+    device: Annotated[str, DEVICE] = "auto"
+
+    def start(self, job: Job) -> SerialEngine:
+        """Ready to train."""
+        from fedglad.simulation.engines.base import Worker, find_device
+        from fedglad.simulation.engines.serial import SerialEngine
+
+        return SerialEngine(Worker(job, find_device(self.device)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local:
+    """Worker processes on this machine, one thread each."""
+
+    workers: Annotated[int | Literal["auto"], "processes; auto: one a core"] = "auto"
+    device: Annotated[str, DEVICE] = "auto"
+    client_timeout: Annotated[float, "seconds until a client is given up; 0: never"] = 0
+
+    def __post_init__(self) -> None:
+        if self.workers != "auto" and self.workers < 1:
+            raise ValueError(f"workers = {self.workers!r}: must be 1 or more, or 'auto'")
+        if self.client_timeout < 0:
+            raise ValueError(f"client_timeout = {self.client_timeout!r}: must be 0 (never) or more")
+
+    def start(self, job: Job) -> LocalEngine:
+        """Ready to train, with all its processes."""
+        from fedglad.simulation.engines.base import find_device
+        from fedglad.simulation.engines.local import LocalEngine
+
+        workers = os.cpu_count() or 1 if self.workers == "auto" else self.workers
+        return LocalEngine(job, workers, find_device(self.device), self.client_timeout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batched:
+    """All clients of a cohort together (vmap), for small models; other bits than the others."""
+
+    device: Annotated[str, DEVICE] = "auto"
+    threads: Annotated[int, "of torch; the bits may depend on it"] = 1
+
+    exact: ClassVar[bool] = False  # a run's name tells it from the same run in another engine
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ValueError(f"threads = {self.threads!r}: must be 1 or more")
+
+    def start(self, job: Job) -> BatchedEngine:
+        """Ready to train."""
+        from fedglad.simulation.engines.base import Worker, find_device
+        from fedglad.simulation.engines.batched import BatchedEngine
+
+        return BatchedEngine(Worker(job, find_device(self.device)), self.threads)
