@@ -22,7 +22,7 @@ from fedglad.config.schema import load
 from fedglad.report import page
 from fedglad.report.figures import payload
 from fedglad.report.folder import Reader, read
-from fedglad.runs.running import summarise
+from fedglad.runs.summary import summarise
 
 POPULATION, COHORT, CLASSES = 1000, 10, 10
 

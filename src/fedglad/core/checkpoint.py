@@ -2,10 +2,7 @@
 
 import json
 import os
-import re
 import zlib
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedglad.core.files import replacing
+
 VERSION = 1
-_TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 
 
 class CheckpointError(ValueError):
@@ -38,36 +36,11 @@ def write(
 
     text = json.dumps(meta)
     header = {"fedglad": text, "crc32": str(_crc32(tensors, text))}
-    with _replacing(Path(path), durable=sync) as temporary:
+    with replacing(Path(path), durable=sync) as temporary:
         try:
             save_file(tensors, temporary, metadata=header)
         except SafetensorError as error:
             raise OSError(str(error)) from error
-
-
-def write_text(path: Path, text: str) -> None:
-    """The same for a small text."""
-    with _replacing(path) as temporary:
-        temporary.write_text(text)
-
-
-def leftovers(folder: Path) -> list[Path]:
-    """What a process that was killed while it wrote here has left."""
-    return [path for path in folder.glob(".*") if _TEMPORARY.fullmatch(path.name)]
-
-
-@contextmanager
-def _replacing(path: Path, *, durable: bool = True) -> Generator[Path]:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        if durable:
-            sync(temporary)
-        temporary.replace(path)
-        if durable:
-            sync(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -104,15 +77,6 @@ def _crc32(tensors: dict[str, Tensor], text: str) -> int:
         data = tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         crc = zlib.crc32(data.numpy().data, zlib.crc32(name.encode(), crc))
     return crc
-
-
-def sync(path: Path) -> None:
-    """Makes sure that a file, or a folder's list of files, is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def settings(component: Any, registry: dict[str, type]) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fedglad.core import checkpoint
+from fedglad.core import checkpoint, files
 
 Vectors = dict[str, Tensor]
 
@@ -78,7 +78,7 @@ class Memories:
         fresh = self._fresh.values()
         shelves = {path.parent for path in fresh}
         for path in [*fresh, *shelves, *([self.folder, self.folder.parent] if shelves else [])]:
-            checkpoint.sync(path)
+            files.sync(path)
         self._fresh.clear()
         self._saved = self._settled
 

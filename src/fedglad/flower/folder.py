@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from fedglad.config.schema import Config, ConfigError, load
-from fedglad.core import checkpoint
+from fedglad.core import files
 from fedglad.flower.session import Session
 from fedglad.flower.settings import Arrays, ClientApp, Engine, Nodes
 from fedglad.flower.told import note, tell
 from fedglad.runs.checkpoints import restore, save
 from fedglad.runs.folder import Run, RunError, locked, make_folder
-from fedglad.runs.running import summarise
+from fedglad.runs.summary import summarise
 
 WAY_OUT = "choose another checkpoint_dir, or remove this one"
 
@@ -74,7 +74,7 @@ class Folder:
         """The result of the whole run."""
         if self.run is not None:
             text = json.dumps(summarise(self.run.rounds()), indent=2)
-            checkpoint.write_text(self.run.folder / "summary.json", text)
+            files.write_text(self.run.folder / "summary.json", text)
 
     def _describe(self, folder: Path, session: Session, rounds: int) -> None:
         """Writes config.toml, or sees that the one there is of the same run."""
@@ -88,7 +88,7 @@ class Folder:
                     raise RunError(
                         f"{folder} holds a run with other settings (config.toml): {WAY_OUT}"
                     )
-            checkpoint.write_text(path, text)
+            files.write_text(path, text)
         except (TypeError, ConfigError) as error:
             note("%s cannot say all settings of this run: %s", path, error)
 

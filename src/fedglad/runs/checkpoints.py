@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from fedglad.config.schema import FORMAT
-from fedglad.core import checkpoint
+from fedglad.core import checkpoint, files
 from fedglad.runs.folder import Run, RunError
 from fedglad.server.server import Server
 
@@ -46,7 +46,7 @@ def restore(
     """
     folder = run.folder / "checkpoints"
     tensors_only = (p for p in folder.glob("*.safetensors") if not p.with_suffix(".json").exists())
-    for left in [*checkpoint.leftovers(run.folder), *checkpoint.leftovers(folder), *tensors_only]:
+    for left in [*files.leftovers(run.folder), *files.leftovers(folder), *tensors_only]:
         left.unlink()  # by a run that was killed
     for path in sorted(folder.glob("*.json"), reverse=True):
         try:
@@ -75,7 +75,7 @@ def restore(
     if len(lines) < simulation.t:
         raise RunError(f"{run.folder}/rounds.jsonl lacks rounds: {way_out}")
     text = "".join(f"{line}\n" for line in lines)
-    checkpoint.write_text(run.folder / "rounds.jsonl", text)
+    files.write_text(run.folder / "rounds.jsonl", text)
 
 
 def save(folder: Path, simulation: Progress, records: TextIO) -> None:
@@ -86,7 +86,7 @@ def save(folder: Path, simulation: Progress, records: TextIO) -> None:
     path = folder / f"{simulation.t:06d}"
     simulation.server.save(path.with_suffix(".safetensors"))
     state = {"format": FORMAT, "round": simulation.t, "sampler": simulation.sampler_state}
-    checkpoint.write_text(path.with_suffix(".json"), json.dumps(state))
+    files.write_text(path.with_suffix(".json"), json.dumps(state))
     *old, oldest = sorted(folder.glob("*.json"))[: -KEPT + 1] or [path]
     for past in old:
         past.unlink()

@@ -11,12 +11,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
-import torch
-
 from fedglad.adapters import Adapter, Fixed
 from fedglad.config.schema import Config
-from fedglad.core.checkpoint import write_text
-from fedglad.core.layout import split
+from fedglad.core.files import write_text
 from fedglad.runs.folder import Run
 
 FILE = "control.json"
@@ -34,6 +31,10 @@ def mean_factor(folder: Path, config: Config) -> float:
 
     n_G is a group's number of parameters, T that of the rounds that stepped.
     """
+    import torch
+
+    from fedglad.core.layout import split
+
     with torch.random.fork_rng(devices=[]):
         layout = split(config.sections["model"].build())[0]
     per_tensor = dict(zip(layout.names, layout.numels, strict=True))

@@ -2,23 +2,17 @@
 
 import json
 import logging
-import math
-import os
-import platform
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
-
-from fedglad.config.schema import FORMAT, Config, load
-from fedglad.core import checkpoint, malloc
+from fedglad.config.schema import Config, load
+from fedglad.core import files, malloc
 from fedglad.core.interruptible import interruptible
 from fedglad.records import Round
 from fedglad.runs.checkpoints import check_format, restore, save
 from fedglad.runs.folder import Busy, Interrupted, Run, RunError, locked, make_folder
+from fedglad.runs.summary import summarise
 from fedglad.simulation.simulation import Simulation
 
 OnRound = Callable[[Round], None]
@@ -94,14 +88,14 @@ def _write_config(run: Run, config: Config) -> None:
     """A file that says it already stays: its time is that of the run's start."""
     path, text = run.folder / "config.toml", config.to_toml()
     if not path.is_file() or path.read_text("utf-8", errors="replace") != text:
-        checkpoint.write_text(path, text)
+        files.write_text(path, text)
 
 
 def _write_labels(run: Run, simulation: Simulation) -> None:
     """How many samples of each class every client has, for reports; where it is known."""
     if simulation.counts is not None:
         counts = simulation.counts.astype(int).tolist()
-        checkpoint.write_text(run.folder / "labels.json", json.dumps({"counts": counts}))
+        files.write_text(run.folder / "labels.json", json.dumps({"counts": counts}))
 
 
 def _play(
@@ -132,30 +126,4 @@ def _play(
                     f"stopped after {simulation.t} of {config.rounds} rounds, all saved: go on "
                     f"with --resume (in {run.folder})"
                 )
-    checkpoint.write_text(
-        run.folder / "summary.json", json.dumps(summarise(run.rounds()), indent=2)
-    )
-
-
-def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """The result of a finished run; a figure that was never measured is None."""
-    tested = [r["test_accuracy"] for r in rounds if r["test_accuracy"] is not None]
-    return {
-        "last10_accuracy": math.fsum(tested[-10:]) / len(tested[-10:]) if tested else None,
-        "final_accuracy": tested[-1] if tested else None,
-        "rounds": len(rounds),
-        "skipped": sum(r["status"] == "skipped" for r in rounds),
-        "seconds": math.fsum(s for r in rounds for s in r["seconds"].values()),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "format": FORMAT,
-        },
-        "machine": machine(),
-    }
-
-
-def machine() -> str:
-    """What kind of machine this is."""
-    return f"{platform.machine()}, {os.cpu_count()} cores"
+    files.write_text(run.folder / "summary.json", json.dumps(summarise(run.rounds()), indent=2))

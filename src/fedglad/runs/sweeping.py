@@ -15,15 +15,12 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from fedglad.config.keys import label
 from fedglad.config.schema import Config, ConfigError, load, parse_value
 from fedglad.core.interruptible import interruptible
 from fedglad.records import Round
 from fedglad.runs.control import adaptive, at_constant, mark, mean_factor
 from fedglad.runs.folder import Interrupted, Run, RunError
-from fedglad.runs.running import execute
 from fedglad.simulation.engines.settings import Local, Serial
 
 
@@ -194,7 +191,7 @@ class _Job:
 
     def __init__(self, task: Task) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__, "pydantic"])
+        context.set_forkserver_preload([__name__, "fedglad.runs.running", "pydantic"])
         with _deaf():  # what starts now must not hear of Ctrl-C, not even while it imports
             forkserver.ensure_running()
         self.task, self.told = task, False
@@ -267,6 +264,8 @@ def _work(task: Task, pipe: Connection) -> None:
     os.setpgrp()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    import torch
+
     torch.set_num_threads(1)
     try:
         _speak_to(task.folder)
@@ -292,6 +291,8 @@ def _run(task: Task, pipe: Connection) -> Told:
             pipe.send(waiting.pop())
         if pipe.poll(0.5):
             raise Interrupted("stopped while waiting")
+
+    from fedglad.runs.running import execute
 
     config = _alone(task.config)
     try:

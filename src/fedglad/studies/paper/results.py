@@ -18,9 +18,9 @@ from fedglad.analysis.comparison import run_folders
 from fedglad.config.keys import flat
 from fedglad.config.presets import shortened
 from fedglad.config.schema import FORMAT, Config, ConfigError, load
-from fedglad.core.checkpoint import write_text
+from fedglad.core.files import write_text
 from fedglad.runs.folder import Run, RunError
-from fedglad.runs.running import summarise
+from fedglad.runs.summary import summarise
 from fedglad.runs.sweeping import first_rounds
 from fedglad.studies.paper.cells import PaperError
 

@@ -13,9 +13,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedglad.config.schema import Config
-from fedglad.core.checkpoint import write_text
+from fedglad.core.files import write_text
 from fedglad.data.store import cache_folder
-from fedglad.runs.running import machine
+from fedglad.runs.summary import machine
 from fedglad.runs.sweeping import Task
 from fedglad.simulation.engines.base import threads
 from fedglad.studies.paper.cells import Experiment, PaperError
