@@ -25,7 +25,8 @@ from matplotlib.axes import Axes
 
 from fedglad.analysis import Comparison, compare
 from fedglad.analysis.comparison import interval
-from fedglad.cli.console import ShowSweep, show_comparison
+from fedglad.cli.compare import show_comparison
+from fedglad.cli.progress import ShowSweep
 from fedglad.data.digits import Digits
 from fedglad.runs import Interrupted, Run, Task, sweep, tasks
 

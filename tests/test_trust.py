@@ -14,7 +14,7 @@ from run_support import TINY, Watched, facts, outcome
 from runs.test_runs import stopped
 
 import fedglad
-from fedglad.cli.console import ShowRun, distrusted, round_line
+from fedglad.cli.progress import ShowRun, distrusted, round_line
 from fedglad.config.schema import load
 from fedglad.data.digits import Digits
 from fedglad.records import Record, Round

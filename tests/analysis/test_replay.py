@@ -31,7 +31,7 @@ from fedglad import Server, Update, simulate
 from fedglad.adapters import REGISTRY, Adapter, Factors, FedExP, Fixed, Glad, Pooled
 from fedglad.analysis.recording import Recording, ReplayError, _sum_weights, read
 from fedglad.analysis.replaying import Replayed, bounds, replay, rule
-from fedglad.cli.console import clipped
+from fedglad.cli.progress import clipped
 from fedglad.cli.replay import app
 from fedglad.config.schema import Config, ConfigError, load
 from fedglad.flower import FedGLAD, Monitor, report_norms

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from fedglad.adapters import Glad
 from fedglad.cli import app
-from fedglad.cli.console import clipped, round_line
+from fedglad.cli.progress import clipped, round_line
 from fedglad.config.schema import PRESETS, REGISTRIES, load
 from fedglad.data import partition
 from fedglad.records import Record, Round, Statistics

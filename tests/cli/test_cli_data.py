@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 
 from fedglad.cli import app
 from fedglad.cli import data as cli_data
+from fedglad.cli.options import among
 from fedglad.data import REGISTRY, store
 from fedglad.data.sources import RECIPES
 
@@ -164,7 +165,7 @@ def test_names_are_completed():
     assert cli_data._complete_name("mn") == ["mnist"]
     assert cli_data._complete_name("glove-6b-1") == ["glove-6b-100d", "glove-6b-100d-341k"]
     assert cli_data._complete_name("s") == ["synthetic"]
-    assert cli_data._complete_via("w") == ["web"]
+    assert among("fedglad.data.fetch:VIA")("w") == ["web"]
 
 
 CLI = "from fedglad.cli import app; app()"

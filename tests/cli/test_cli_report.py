@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedglad.cli.report import app
+from fedglad.cli import app
 from tests.report.made import changed, record, rounds, write
 from tests.report.test_page import Elements
 

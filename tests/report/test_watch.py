@@ -264,7 +264,7 @@ def watching(
     folder: Path, *options: str, **environment: str
 ) -> Generator[tuple[subprocess.Popen[str], str]]:
     """The command in a process, and the address that it said."""
-    script = "from fedglad.cli.report import app; app()"
+    script = "from fedglad.cli import app; app()"
     process = subprocess.Popen(
         [sys.executable, "-W", "error", "-c", script, "watch", str(folder), *options],
         stdout=subprocess.PIPE,

@@ -16,8 +16,7 @@ from PIL import Image
 from run_support import environment, outcome, until
 from typer.testing import CliRunner
 
-from fedglad.cli import app
-from fedglad.cli import paper as cli_paper
+from fedglad.cli import app, fetching
 from fedglad.config.keys import CompareError
 from fedglad.config.schema import FORMAT
 from fedglad.data import store
@@ -382,7 +381,7 @@ def test_data_out_of_reach_stops_only_the_cells_that_need_it(
     *others, pooled, smaller = TINY["controls"].cells
     pooled = replace(pooled, overrides={**pooled.overrides, "model.hidden": [4]})
     changed = replace(TINY["controls"], cells=(*others, pooled, smaller))
-    monkeypatch.setattr(cli_paper, "bring", bring)
+    monkeypatch.setattr(fetching, "fetch_for", bring)
     monkeypatch.setitem(experiments.EXPERIMENTS, "controls", changed)
     told = invoke("run", "controls", "--jobs", "1", code=1)
     assert len(asked) == 2  # each kind of data and model once
@@ -395,7 +394,7 @@ def test_data_out_of_reach_stops_only_the_cells_that_need_it(
 
 SCRIPT = """
 import sys
-from fedglad.cli import paper as cli_paper
+from fedglad.cli import fetching
 from fedglad.cli import app
 from fedglad.config.schema import FORMAT
 from fedglad.data import store

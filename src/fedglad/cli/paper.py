@@ -1,87 +1,76 @@
 """`fedglad paper`: the paper's tables and figures by name."""
 
+from __future__ import annotations
+
 import json
-import os
 import sys
 import textwrap
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table as Grid
 
-from fedglad.cli.console import WIDE, ShowSweep, complain, console, error, warn
-from fedglad.cli.data import bring
-from fedglad.config.keys import label
-from fedglad.data.sources import DataError
-from fedglad.runs.folder import Interrupted, RunError, make_folder
-from fedglad.runs.sweeping import DONE, ENDS, Event, Task, sweep
-from fedglad.studies.paper import formats, plots, results, work
-from fedglad.studies.paper.cells import PaperError
-from fedglad.studies.paper.experiments import EXPERIMENTS, find
-from fedglad.studies.paper.results import RESULTS, RUNS, Library
-from fedglad.studies.paper.tables import Table, table
+from fedglad.cli.console import complain, error, mistakes, note, print_json, print_wide, say, warn
+from fedglad.cli.options import AsJson, Jobs, RunsOut, among, cores
+from fedglad.cli.sweep import STOPPED
+
+if TYPE_CHECKING:
+    from rich.table import Table as Grid
+
+    from fedglad.runs.sweeping import Task
+    from fedglad.studies.paper import work
+    from fedglad.studies.paper.results import Library
+    from fedglad.studies.paper.tables import Table
 
 app = typer.Typer(
     help="The paper's tables and figures: list, run, table, plot, export.", no_args_is_help=True
 )
 
+RUNS, RESULTS = Path("runs") / "paper", Path("results")
 HEAD = 12  # characters of a line in a column's head
-MISTAKES = (PaperError, RunError, ValueError, OSError)
-
-
-def _complete_name(incomplete: str) -> list[str]:
-    return [name for name in EXPERIMENTS if name.startswith(incomplete)]
-
-
-def _complete_format(incomplete: str) -> list[str]:
-    return [name for name in ("terminal", *formats.FORMATS) if name.startswith(incomplete)]
-
 
 Name = Annotated[
-    str, typer.Argument(help="An experiment: fedglad paper list.", autocompletion=_complete_name)
+    str,
+    typer.Argument(
+        help="An experiment: fedglad paper list.",
+        autocompletion=among("fedglad.studies.paper.experiments:EXPERIMENTS"),
+    ),
 ]
-Out = Annotated[Path, typer.Option(help="The folder of the runs' folders.")]
 Results = Annotated[Path, typer.Option("--results", help="The folder of exported results.")]
 
 
 @app.command("list")
-def show_list(
-    out: Out = RUNS,
-    kept: Results = RESULTS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON only.")] = False,
-) -> None:
+def list_(out: RunsOut = RUNS, kept: Results = RESULTS, as_json: AsJson = False) -> None:
     """Every experiment: what it shows, what it costs here, and what is done."""
+    from fedglad.studies.paper import work
+    from fedglad.studies.paper.experiments import EXPERIMENTS
+
     library = _library(out, kept)
     speeds = work.Speeds(library, tell=complain.print)
-    found = {name: work.status(one, library, speeds) for name, one in EXPERIMENTS.items()}
+    rows = {name: work.status(one, library, speeds) for name, one in EXPERIMENTS.items()}
     if as_json:
-        told = {
-            name: {"about": one.about, "where": one.where, **asdict(found[name])}
-            for name, one in EXPERIMENTS.items()
-        }
-        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+        experiments = EXPERIMENTS.items()
+        print_json(
+            {n: {"about": e.about, "where": e.where, **asdict(rows[n])} for n, e in experiments}
+        )
         return
     grid = _grid(("name", "where", "cells", "runs", "done", "hours", "left", "what it shows"))
     for name, one in EXPERIMENTS.items():
-        row = found[name]
+        row = rows[name]
         about = one.about + _remarks(row)
         done = f"{row.done}" + (f" + {row.shortened} shortened" if row.shortened else "")
         hours = [_hours(value, more=row.unmeasured > 0) for value in (row.hours, row.hours_left)]
         grid.add_row(name, one.where, str(row.cells), str(row.runs), done, *hours, escape(about))
-    _wide().print(grid)
-    console.print(
+    print_wide(grid)
+    say(
         "Hours are those of one core of this machine; experiments share runs, and what one has run "
-        "the others need not.",
-        soft_wrap=True,
+        "the others need not."
     )
-    for basis in sorted({line for row in found.values() for line in row.basis}):
-        console.print(f"  {escape(basis)}", soft_wrap=True)
-    _note(library.notes)
+    for basis in sorted({line for row in rows.values() for line in row.basis}):
+        say(f"  {basis}")
+    note(library.notes)
 
 
 @app.command()
@@ -98,102 +87,86 @@ def run(
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Stop after so many: labelled as shortened.")
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time; by default one a core.")
-    ] = None,
-    out: Out = RUNS,
+    jobs: Jobs = None,
+    out: RunsOut = RUNS,
     kept: Results = RESULTS,
 ) -> None:
     """Run what is missing of an experiment; the same command goes on after any interruption."""
-    ends: dict[Path, Event] = {}
-    todo, ready = work.Work([], 0, {}), list[Task]()
-    try:
+    from fedglad.cli.progress import ShowSweep, follow
+    from fedglad.config.keys import label
+    from fedglad.runs.folder import make_folder
+    from fedglad.runs.sweeping import DONE, sweep
+    from fedglad.studies.paper import work
+    from fedglad.studies.paper.experiments import find
+
+    with mistakes(stopped=STOPPED):
         library = _library(out, kept)
-        experiment = find(name)
         todo = work.plan(
-            experiment, library, out, only=only or [], seeds=_seeds(seeds), rounds=rounds
+            find(name), library, out, only=only or [], seeds=_seeds(seeds), rounds=rounds
         )
-        _tell(todo)
-        ready = _brought(todo.tasks)
+        _say_what_is_there(todo)
+        ready = _fetched(todo.tasks)
         make_folder(out)
-        with (
-            ShowSweep(ready, quiet=False) as show,
-            closing(sweep(ready, jobs=jobs or os.cpu_count() or 1)) as events,
-        ):
-            for event in events:
-                show.event(event)
-                ends |= {event.task.folder: event} if event.what in ENDS else {}
-    except Interrupted as stopped:
-        done = sum(event.what in DONE for event in ends.values())
-        complain.print(f"{done} of {len(todo.tasks)} runs are finished; {escape(str(stopped))}")
-        raise typer.Exit(130) from None
-    except KeyboardInterrupt:
-        complain.print("stopped at once; go on from the last checkpoints with the same command")
-        raise typer.Exit(130) from None
-    except MISTAKES as mistake:
-        error(str(mistake))
-        raise typer.Exit(2) from None
-    failed = [event for event in ends.values() if event.what not in DONE]
+        ends = follow(sweep(ready, jobs=cores(jobs)), ShowSweep(ready, quiet=False))
+    failed = [event for event in ends if event.what not in DONE]
     for event in failed:
         error(f"{label(event.task.settings)}: {event.reason}  (log: {event.task.folder}/log.txt)")
     if failed or len(ready) < len(todo.tasks):
         raise typer.Exit(1)
-    console.print(f"The table: fedglad paper table {name}", soft_wrap=True)
+    say(f"The table: fedglad paper table {name}")
 
 
-@app.command("table")
-def show_table(
+@app.command()
+def table(
     name: Name,
     form: Annotated[
         str,
         typer.Option(
             "--format",
-            help=f"terminal, {', '.join(formats.FORMATS)}.",
-            autocompletion=_complete_format,
+            help="terminal, markdown, csv, latex.",
+            autocompletion=among("fedglad.studies.paper.formats:SHOWN"),
         ),
     ] = "terminal",
-    out: Out = RUNS,
+    out: RunsOut = RUNS,
     kept: Results = RESULTS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON only.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """An experiment's table from what was run, with the published values beside it."""
-    try:
-        if form != "terminal" and form not in formats.FORMATS:
-            known = ", ".join(("terminal", *formats.FORMATS))
-            raise PaperError(f"unknown format {form!r}: choose from {known}")
+    from fedglad.studies.paper.cells import PaperError
+    from fedglad.studies.paper.experiments import find
+    from fedglad.studies.paper.formats import FORMATS, SHOWN
+    from fedglad.studies.paper.tables import table
+
+    with mistakes():
+        if form not in SHOWN:
+            raise PaperError(f"unknown format {form!r}: choose from {', '.join(SHOWN)}")
         made = table(find(name), _library(out, kept))
-    except MISTAKES as mistake:
-        error(str(mistake))
-        raise typer.Exit(2) from None
     if as_json:
-        sys.stdout.write(json.dumps(made.to_dict(), indent=2) + "\n")
-    elif form in formats.FORMATS:
-        sys.stdout.write(formats.FORMATS[form](made))
+        print_json(made.to_dict())
+    elif form in FORMATS:
+        sys.stdout.write(FORMATS[form](made))
     else:
         _show(made)
 
 
-@app.command("plot")
-def draw(
+@app.command()
+def plot(
     name: Name,
     png: Annotated[
         Path | None, typer.Option(help="The picture's file; by default paper-NAME.png.")
     ] = None,
-    out: Out = RUNS,
+    out: RunsOut = RUNS,
     kept: Results = RESULTS,
 ) -> None:
     """An experiment's figure as a PNG, from what was run."""
+    from fedglad.studies.paper import plots
+    from fedglad.studies.paper.experiments import find
+
     path = png or Path(f"paper-{name}.png")
-    try:
+    with mistakes(ModuleNotFoundError):
         notes = plots.plot(find(name), _library(out, kept), path)
-    except ModuleNotFoundError as reason:
-        error(str(reason))
-        raise typer.Exit(2) from None
-    except MISTAKES as mistake:
-        error(str(mistake))
-        raise typer.Exit(2) from None
-    console.print(f"Picture: {escape(str(path))}", soft_wrap=True)
-    _note(notes)
+    say(f"Picture: {path}")
+    note(notes)
 
 
 @app.command()
@@ -209,18 +182,19 @@ def export(
     ] = None,
 ) -> None:
     """Keep finished runs as small JSON files, from which tables and figures can be rebuilt."""
-    try:
+    from fedglad.studies.paper import results
+
+    with mistakes():
         written, notes = results.export(runs or [RUNS], to, rounds=rounds)
-    except MISTAKES as mistake:
-        error(str(mistake))
-        raise typer.Exit(2) from None
     for path in written:
-        console.print(escape(str(path)), soft_wrap=True)
-    _note(notes)
+        say(path)
+    note(notes)
 
 
 def _library(out: Path, kept: Path) -> Library:
-    """The runs in both folders; what cannot be read is told, and does not count."""
+    """The runs in both folders; what cannot be read is said, and does not count."""
+    from fedglad.studies.paper.results import Library
+
     library = Library([out, kept])
     for reason in library.broken:
         warn(reason)
@@ -228,6 +202,8 @@ def _library(out: Path, kept: Path) -> Library:
 
 
 def _seeds(texts: list[str] | None) -> list[int]:
+    from fedglad.studies.paper.cells import PaperError
+
     text = ",".join(texts or [])
     try:
         return [int(part) for part in text.split(",")] if text else []
@@ -235,19 +211,23 @@ def _seeds(texts: list[str] | None) -> list[int]:
         raise PaperError(f"--seeds {text!r}: write whole numbers, 1,2,3") from None
 
 
-def _tell(todo: work.Work) -> None:
+def _say_what_is_there(todo: work.Work) -> None:
     """What is there, and what cannot be run."""
     if todo.there:
-        console.print(f"{todo.there} runs are there already.")
+        say(f"{todo.there} runs are there already.")
     by_reason: dict[str, int] = {}
     for reason in todo.absent.values():
         by_reason[reason] = by_reason.get(reason, 0) + 1
     for reason, count in by_reason.items():
-        console.print(escape(f"{count} cells are left out: {reason}."), soft_wrap=True)
+        say(f"{count} cells are left out: {reason}.")
 
 
-def _brought(tasks: list[Task]) -> list[Task]:
-    """The tasks whose data and weights are here now; what cannot be had is told once."""
+def _fetched(tasks: list[Task]) -> list[Task]:
+    """The tasks whose data and weights are here now; what cannot be had is said once."""
+    from fedglad.cli.fetching import fetch_for
+    from fedglad.config.keys import label
+    from fedglad.data.sources import DataError
+
     lacking: dict[str, list[Task]] = {}
     reasons: dict[str, str] = {}
     for task in tasks:
@@ -255,7 +235,7 @@ def _brought(tasks: list[Task]) -> list[Task]:
         key = json.dumps([tree["data"], tree["model"]], sort_keys=True)
         if key not in reasons:
             try:
-                bring(task.config)
+                fetch_for(task.config)
                 reasons[key] = ""
             except DataError as reason:
                 reasons[key] = str(reason)
@@ -270,7 +250,7 @@ def _brought(tasks: list[Task]) -> list[Task]:
 
 
 def _show(made: Table) -> None:
-    console.print(escape(made.title), soft_wrap=True)
+    say(made.title)
     grid = _grid(())
     for column in made.columns:
         head = textwrap.fill(column.head, HEAD, break_long_words=False)
@@ -278,25 +258,18 @@ def _show(made: Table) -> None:
         grid.add_column(head, justify=side, no_wrap=not column.left, overflow="fold")
     for texts in made.texts():
         grid.add_row(*map(escape, texts))
-    _wide().print(grid)
-    _note(made.notes)
+    print_wide(grid)
+    note(made.notes)
 
 
 def _grid(heads: tuple[str, ...]) -> Grid:
-    grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    from rich.table import Table
+
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for head in heads:
         number = head in ("cells", "runs", "done", "hours", "left")
         grid.add_column(head, justify="right" if number else "left", no_wrap=head != heads[-1])
     return grid
-
-
-def _wide() -> Console:
-    return console if console.is_terminal else Console(highlight=False, width=WIDE)
-
-
-def _note(notes: list[str]) -> None:
-    for note in notes:
-        console.print(escape(f"Note: {note}."), soft_wrap=True)
 
 
 def _remarks(row: work.Status) -> str:

@@ -1,35 +1,26 @@
 """`fedglad replay`: what other settings would have done to the factors of a recorded run."""
 
+from __future__ import annotations
+
 import csv
 import io
 import json
 import sys
-from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from fedglad.analysis.recording import Recording, ReplayError, read
-from fedglad.analysis.replaying import (
-    Replayed,
-    ReplayedRound,
-    Spread,
-    Summary,
-    own_rule,
-    replay,
-    require_replayable,
-    rule,
-    settings,
-)
-from fedglad.cli.console import WIDE, console, error, warn
-from fedglad.config.keys import shown
-from fedglad.config.schema import ConfigError, parse_value
-from fedglad.runs.sweeping import parse_grids
+from fedglad.cli.console import console, mistakes, note, print_wide, say, table, warn
+from fedglad.cli.options import AsJson, Settings, given
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fedglad.analysis.recording import Recording
+    from fedglad.analysis.replaying import Replayed, ReplayedRound, Spread, Summary
 
 app = typer.Typer()
 
@@ -41,13 +32,10 @@ CAUTION = (
 )
 
 
-@app.command("replay")
-def show_replay(
+@app.command()
+def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a key: adapter.gamma=0.05"),
-    ] = None,
+    set_: Settings = None,
     grid: Annotated[
         list[str] | None,
         typer.Option("--grid", metavar="KEY=V1,V2", help="Values to go through."),
@@ -60,43 +48,45 @@ def show_replay(
     out: Annotated[
         Path | None, typer.Option(help="Write to FILE.csv (a line a round) or FILE.json (all).")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON only.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what other settings, groupings or rules would have done to a run's factors."""
-    try:
+    from fedglad.analysis.recording import read
+    from fedglad.config.schema import ConfigError
+
+    with mistakes():
         if out and out.suffix not in (".csv", ".json"):
             raise ConfigError(f"--out {out}: choose a name that ends in .csv or .json")
         record = read(run, population=population)
-        found = {
-            _label(given): _replayed(record, given)
-            for given in _combinations(set_ or [], grid or [])
+        replays = {
+            _label(settings): _replayed(record, settings)
+            for settings in _combinations(given(set_, "adapter.gamma=0.05"), grid or [])
         }
         if out:
-            text = _csv(found) if out.suffix == ".csv" else _json(run, found)
-            out.write_text(text, "utf-8", newline="")
-    except OSError as mistake:
-        error(f"{out} cannot be written: {mistake.strerror}; choose another --out")
-        raise typer.Exit(2) from None
-    except (ReplayError, ConfigError) as mistake:
-        error(str(mistake))
-        raise typer.Exit(2) from None
+            text = _csv(replays) if out.suffix == ".csv" else _json(run, replays)
+            _write(out, text)
     if as_json:
-        sys.stdout.write(_json(run, found))
+        sys.stdout.write(_json(run, replays))
         return
-    _show(run, record, found, every=every)
+    _show(run, record, replays, every=every)
     if out:
-        console.print(f"Written: {escape(str(out))}", soft_wrap=True)
+        say(f"Written: {out}")
 
 
-def _combinations(given: Sequence[str], grids: Sequence[str]) -> list[dict[str, Any]]:
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, "utf-8", newline="")
+    except OSError as mistake:
+        raise OSError(
+            f"{path} cannot be written: {mistake.strerror}; choose another --out"
+        ) from None
+
+
+def _combinations(fixed: dict[str, Any], grids: Sequence[str]) -> list[dict[str, Any]]:
     """The settings of every replay; one that changes nothing if none are given."""
-    pairs = [item.partition("=") for item in given]
-    for key, equals, _ in pairs:
-        if not equals:
-            raise ConfigError(
-                f"--set {key!r}: write it as KEY=VALUE, for example adapter.gamma=0.05"
-            )
-    fixed = {key.strip(): parse_value(value.strip()) for key, _, value in pairs}
+    from fedglad.config.schema import ConfigError
+    from fedglad.runs.sweeping import parse_grids
+
     values = parse_grids(grids) if grids else {}
     if both := sorted(values.keys() & fixed.keys()):
         raise ConfigError(f"{both[0]!r} is both set and in a grid: leave one of them out")
@@ -105,35 +95,41 @@ def _combinations(given: Sequence[str], grids: Sequence[str]) -> list[dict[str, 
     ]
 
 
-def _replayed(record: Recording, given: Mapping[str, Any]) -> Replayed:
+def _replayed(record: Recording, settings: Mapping[str, Any]) -> Replayed:
+    from fedglad.analysis.recording import ReplayError
+    from fedglad.analysis.replaying import replay, rule
+    from fedglad.config.schema import ConfigError
+
     try:
-        return replay(record, rule(record.config, given))
+        return replay(record, rule(record.config, settings))
     except (ReplayError, ConfigError) as mistake:
-        told = f"  (with {_label(given)})" if len(given) > 1 else ""
-        raise ReplayError(f"{mistake}{told}") from None
+        which = f"  (with {_label(settings)})" if len(settings) > 1 else ""
+        raise ReplayError(f"{mistake}{which}") from None
 
 
-def _label(given: Mapping[str, Any]) -> str:
-    told = (f"{k}={v if isinstance(v, float) else shown(v)}" for k, v in given.items())
-    return " ".join(told) or "replayed as it was"
+def _label(settings: Mapping[str, Any]) -> str:
+    from fedglad.config.keys import shown
+
+    pairs = (f"{k}={v if isinstance(v, float) else shown(v)}" for k, v in settings.items())
+    return " ".join(pairs) or "replayed as it was"
 
 
-def _json(run: Path, found: Mapping[str, Replayed]) -> str:
-    told = [{"settings": label, **replayed.to_dict()} for label, replayed in found.items()]
-    return json.dumps({"run": str(run), "caution": CAUTION, "replays": told}, indent=2) + "\n"
+def _json(run: Path, replays: Mapping[str, Replayed]) -> str:
+    rows = [{"settings": label, **replayed.to_dict()} for label, replayed in replays.items()]
+    return json.dumps({"run": str(run), "caution": CAUTION, "replays": rows}, indent=2) + "\n"
 
 
-def _csv(found: Mapping[str, Replayed]) -> str:
+def _csv(replays: Mapping[str, Replayed]) -> str:
     text = io.StringIO()
-    table = csv.writer(text)
+    lines = csv.writer(text)
     factors = [f"{what}_{part}" for what in ("recorded", "replayed") for part in _NUMBERS]
     ends = ("groups", "at_lower_bound", "at_upper_bound", "difference", "where")
-    table.writerow(["settings", "round", *factors, *ends])
-    for label, replayed in found.items():
+    lines.writerow(["settings", "round", *factors, *ends])
+    for label, replayed in replays.items():
         for one in replayed.rounds:
             spreads = [getattr(s, part) for s in (one.recorded, one.replayed) for part in _NUMBERS]
             counts = (len(one.groups), len(one.low), len(one.high))
-            table.writerow([label, one.round, *spreads, *counts, one.difference, one.where])
+            lines.writerow([label, one.round, *spreads, *counts, one.difference, one.where])
     return text.getvalue()
 
 
@@ -143,34 +139,30 @@ _NUMBERS = ("least", "mean", "most")
 # ------------------------------------------------------------------------------------- terminal
 
 
-def _show(run: Path, record: Recording, found: Mapping[str, Replayed], *, every: bool) -> None:
-    first = next(iter(found.values()))
+def _show(run: Path, record: Recording, replays: Mapping[str, Replayed], *, every: bool) -> None:
+    first = next(iter(replays.values()))
     skipped = f", {record.skipped} skipped" if record.skipped else ""
-    console.print(
-        escape(f"{run}: {len(record.lines)} rounds that stepped{skipped}; {_own(record)}"),
-        soft_wrap=True,
-    )
+    say(f"{run}: {len(record.lines)} rounds that stepped{skipped}; {_own(record)}")
     _check(record)
     console.print()
-    table = _table("", "mean", "std", "least", "most", "slowed", "sped up", "at low", "at high")
-    table.add_row("recorded", *_cells(first.recorded))
-    for label, replayed in found.items():
-        table.add_row(escape(_short(label)), *_cells(replayed.replayed))
-    _print_wide(table)
-    for label, replayed in found.items():
-        own = f" with {_short(label)}" if len(found) > 1 else ""
-        console.print(escape(f"Largest difference{own}: {_largest(replayed)}."), soft_wrap=True)
+    made = table("", "mean", "std", "least", "most", "slowed", "sped up", "at low", "at high")
+    made.add_row("recorded", *_cells(first.recorded))
+    for label, replayed in replays.items():
+        made.add_row(escape(_short(label)), *_cells(replayed.replayed))
+    print_wide(made)
+    for label, replayed in replays.items():
+        own = f" with {_short(label)}" if len(replays) > 1 else ""
+        say(f"Largest difference{own}: {_largest(replayed)}.")
     console.print(
         "mean, std: of the rounds' mean factors over the groups; slowed, sped up: rounds in which "
         "it is below or above 1; at low, at high: the share of factors that are a bound.\n"
         + CAUTION,
         soft_wrap=True,
     )
-    for label, replayed in found.items():
-        if every or len(found) == 1:
+    for label, replayed in replays.items():
+        if every or len(replays) == 1:
             _show_rounds(label, replayed, every=every)
-    for note in dict.fromkeys(note for replayed in found.values() for note in replayed.notes):
-        console.print(escape(f"Note: {note}."), soft_wrap=True)
+    note(dict.fromkeys(text for replayed in replays.values() for text in replayed.notes))
 
 
 def _short(label: str) -> str:
@@ -179,6 +171,8 @@ def _short(label: str) -> str:
 
 
 def _own(record: Recording) -> str:
+    from fedglad.analysis.replaying import own_rule, settings
+
     own = own_rule(record.config)
     if own is None:
         return "its own rule is not known here"
@@ -187,6 +181,9 @@ def _own(record: Recording) -> str:
 
 def _check(record: Recording) -> None:
     """Says whether the run's own rule gives the recorded factors, which it should."""
+    from fedglad.analysis.recording import ReplayError
+    from fedglad.analysis.replaying import own_rule, replay, require_replayable
+
     own = own_rule(record.config)
     try:
         if own is None:
@@ -194,7 +191,7 @@ def _check(record: Recording) -> None:
         require_replayable(own)
         found = replay(record, own)
     except ReplayError as reason:
-        console.print(escape(f"The record was not checked: {reason}."), soft_wrap=True)
+        say(f"The record was not checked: {reason}.")
         return
     if found.exact:
         console.print("Checked: its own settings give exactly the recorded factors.")
@@ -217,11 +214,11 @@ def _show_rounds(label: str, replayed: Replayed, *, every: bool) -> None:
         rounds = sorted(different, key=lambda one: -abs(one.difference or 0))[:SHOWN]
     what = "All rounds" if every else "Rounds that differ most"
     console.print(f"\n{what}, factors: least, mean, most.  {escape(_short(label))}", soft_wrap=True)
-    table = _table("round", "recorded", "replayed", "at low", "at high")
-    table.add_column("largest difference", overflow="fold")
+    made = table("round", "recorded", "replayed", "at low", "at high")
+    made.add_column("largest difference", overflow="fold")
     for one in rounds:
-        table.add_row(str(one.round + 1), *_round_cells(one))
-    _print_wide(table)
+        made.add_row(str(one.round + 1), *_round_cells(one))
+    print_wide(made)
 
 
 def _round_cells(one: ReplayedRound) -> list[str]:
@@ -256,16 +253,3 @@ def _three(spread: Spread) -> str:
 def _number(value: float) -> str:
     """Three decimals, as far as a factor has them."""
     return f"{value:.3f}" if value == 0 or 5e-4 <= value < 100 else f"{value:.3g}"
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column(first, overflow="fold")
-    for head in others:
-        table.add_column(head, justify="right", no_wrap=True)
-    return table
-
-
-def _print_wide(table: Table) -> None:
-    wide = console if console.is_terminal else Console(highlight=False, width=WIDE)
-    wide.print(table)

@@ -75,3 +75,6 @@ def _ampersands(texts: list[str]) -> str:
 
 def _entry(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, dict | list) else value
+
+
+SHOWN = ("terminal", *FORMATS)

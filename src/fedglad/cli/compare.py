@@ -1,0 +1,143 @@
+"""`fedglad compare`: finished runs side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from fedglad.cli.console import console, mistakes, note, print_json, print_wide, say, table
+from fedglad.cli.options import BASELINE, AsJson
+
+if TYPE_CHECKING:
+    from fedglad.analysis.comparison import Comparison, Difference, Group
+
+app = typer.Typer()
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Runs' folders, or folders of them.")],
+    metric: Annotated[str, typer.Option(help="Which number of summary.json.")] = "last10_accuracy",
+    baseline: Annotated[str | None, typer.Option(help=BASELINE)] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw accuracy and GSI by round to this file.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare finished runs: mean and spread over the seeds, and paired differences."""
+    from fedglad.analysis.comparison import compare
+
+    with mistakes():
+        comparison = compare(runs, metric=metric, baseline=baseline)
+        if plot:
+            comparison.plot(plot)
+    if as_json:
+        print_json(comparison.to_dict())
+        return
+    show_comparison(comparison)
+    if plot:
+        say(f"Picture: {plot}")
+
+
+def show_comparison(comparison: Comparison) -> None:
+    """The table, the differences by seed, and the notes."""
+    percent = comparison.metric.endswith("accuracy")
+    made = table("")
+    if len(comparison.groups) > 1:
+        made.caption = escape(f"Baseline: {comparison.baseline}")
+        made.caption_justify, made.caption_style = "left", "none"
+    rows = [_row(group, comparison, percent=percent) for group in comparison.groups]
+    # A column in which no group has anything is left out.
+    for head in [head for head in rows[0] if any(row[head] for row in rows)]:
+        made.add_column(head, justify="right", no_wrap=True)
+    for group, row in zip(comparison.groups, rows, strict=True):
+        made.add_row(escape(group.label), *(row[str(c.header)] for c in made.columns[1:]))
+    print_wide(made)
+    if any(group.difference for group in comparison.groups):
+        _show_differences(comparison, percent=percent)
+    _show_controls(comparison, percent=percent)
+    _show_stability(comparison)
+    note(comparison.notes)
+
+
+def _row(group: Group, comparison: Comparison, *, percent: bool) -> dict[str, str]:
+    """A group's cells by the heads of their columns."""
+
+    def text(value: float) -> str:
+        return f"{100 * value:.2f}" if percent else f"{value:.4g}"
+
+    spread = text(group.mean) + (f" ± {text(group.std)}" if group.std is not None else "")
+    cells = {"n": str(len(group.values)), f"{comparison.metric}{' %' if percent else ''}": spread}
+    if comparison.metric != "final_accuracy":
+        cells["final %"] = f"{100 * group.final_mean:.2f}"
+    mean, interval = "", ""
+    if any(other.difference for other in comparison.groups):
+        mean, interval = ("baseline", "") if group.label == comparison.baseline else ("-", "-")
+    if group.difference:
+        mean, interval = _cells(group.difference, percent=percent)
+    return {**cells, "difference": mean, "95 % interval": interval}
+
+
+def _cells(difference: Difference, *, percent: bool) -> tuple[str, str]:
+    mean = _signed(difference.mean, percent=percent)
+    if difference.interval is None:
+        return mean, "-"
+    low, high = (_signed(value, percent=percent) for value in difference.interval)
+    return mean, escape(f"[{low}, {high}]")
+
+
+def _show_differences(comparison: Comparison, *, percent: bool) -> None:
+    unit = " in percentage points" if percent else ""
+    console.print(f"\nDifferences to {escape(comparison.baseline)} by seed{unit}:", soft_wrap=True)
+    for group in comparison.groups:
+        if group.difference:
+            by_seed = _by_seed(group.difference, comparison, percent=percent)
+            say(f"  {group.label}   {by_seed}")
+
+
+def _show_controls(comparison: Comparison, *, percent: bool) -> None:
+    factors = {group.control_of: group.factors or [] for group in comparison.groups}
+    pairs = [(group, group.over_control) for group in comparison.groups if group.over_control]
+    if pairs:
+        unit = " in percentage points" if percent else ""
+        console.print(f"\nRule − control, at the rule's own mean factor{unit}:", soft_wrap=True)
+    for group, difference in pairs:
+        mean, interval = _cells(difference, percent=percent)
+        text = f"  {escape(group.label)}   {mean} {interval}".removesuffix(" -")
+        seeds = escape(_by_seed(difference, comparison, percent=percent))
+        constant = ", ".join(f"{factor:.4f}" for factor in factors[group.label])
+        console.print(f"{text}   by seed {seeds}   (factors {constant})", soft_wrap=True)
+
+
+def _show_stability(comparison: Comparison) -> None:
+    steady = [(group.label, group.stability) for group in comparison.groups if group.stability]
+    if steady:
+        console.print("\nTest accuracy in the second half of the rounds, mean over the runs:")
+        made = table("", "std %", "worst round %")
+        for name, its in steady:
+            made.add_row(escape(name), f"{100 * its.std:.2f}", f"{100 * its.worst:.2f}")
+        print_wide(made)
+
+
+def _by_seed(difference: Difference, comparison: Comparison, *, percent: bool) -> str:
+    names = _varying([seed for group in comparison.groups for seed in group.seeds])
+    pairs = zip(difference.seeds, difference.values, strict=True)
+    return ",  ".join(
+        f"{'/'.join(str(seed.get(name)) for name in names)}: {_signed(v, percent=percent)}"
+        for seed, v in pairs
+    )
+
+
+def _varying(seeds: list[dict[str, Any]]) -> list[str]:
+    """The seeds' names that tell the runs apart."""
+    from fedglad.config.keys import SEEDS
+
+    varying = [name for name in SEEDS if len({seed.get(name) for seed in seeds}) > 1]
+    return varying or ["seed"]
+
+
+def _signed(value: float, *, percent: bool) -> str:
+    return f"{100 * value:+.2f}" if percent else f"{value:+.4g}"

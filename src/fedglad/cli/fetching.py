@@ -1,0 +1,75 @@
+"""Data sets, vectors and encoders that a configuration needs, fetched and shown as they come."""
+
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedglad.cli.console import complain
+from fedglad.config.fit import agree
+from fedglad.data import store
+from fedglad.data.sources import RECIPES, DataError
+from fedglad.data.texts import Texts
+
+if TYPE_CHECKING:
+    from fedglad.config.schema import Config
+
+
+def fetch_for(config: "Config") -> None:
+    """Gets the data set of a configuration, and what it needs, shown as it comes."""
+    agree(config.sections["model"], config.sections["data"], quiet=True)
+    settings, name = config.sections["data"], config.to_dict()["data"]["name"]
+    model = getattr(config.sections["model"], "needs", ())
+    for needed in dict.fromkeys((*getattr(settings, "needs", (name,)), *model)):
+        if needed in RECIPES and not is_here(needed):
+            with Show(needed) as bar:
+                store.get(needed, progress=bar)
+    if isinstance(settings, Texts):
+        with Show(name) as bar:
+            settings.arrays(progress=bar)
+
+
+def is_here(name: str) -> bool:
+    """Whether a data set is in the cache, and not damaged."""
+    try:
+        return store.entry_of(name) is not None
+    except DataError:
+        return False
+
+
+class Show:
+    """How a set comes: a bar in a terminal, plain lines elsewhere; on stderr."""
+
+    def __init__(self, name: str) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+        self.bar = Progress(*columns, TimeRemainingColumn(), console=complain, transient=True)
+        self.task = self.bar.add_task(name, total=None)
+        self.name = name
+
+    def __enter__(self) -> "Show":
+        if complain.is_terminal:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if complain.is_terminal:
+            self.bar.stop()
+
+    def begin(self, what: str, total: int | None) -> None:
+        """A new bar in place of the last."""
+        self.bar.reset(self.task, total=total, description=f"{self.name}: {escape(what)}")
+        if not complain.is_terminal:
+            self.say(f"{what} ({megabytes(total)})" if total else what)
+
+    def advance(self, count: int) -> None:
+        """The bar grows."""
+        self.bar.advance(self.task, count)
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        complain.print(f"{self.name}: {text}", markup=False)
+
+
+def megabytes(count: int) -> str:
+    """A size as people read it."""
+    return f"{count / 1e6:,.1f} MB"

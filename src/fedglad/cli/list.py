@@ -1,0 +1,79 @@
+"""`fedglad list`: what there is to choose from."""
+
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from fedglad.cli.console import console, error, print_json
+from fedglad.cli.options import among
+
+app = typer.Typer()
+
+SECTIONS = {
+    "presets": "",
+    "datasets": "data",
+    "partitions": "",
+    "models": "model",
+    "clients": "client",
+    "samplers": "sampler",
+    "optimizers": "server",
+    "adapters": "adapter",
+    "filters": "filter",
+    "weights": "weighting",
+    "engines": "engine",
+    "experiments": "",
+}
+"""The lists, and the configuration's section that each is for."""
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[
+        str, typer.Argument(help=", ".join(SECTIONS), autocompletion=among(f"{__name__}:SECTIONS"))
+    ],
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """List what there is to choose from."""
+    if kind not in SECTIONS:
+        error(f"unknown list {kind!r}: choose from {', '.join(SECTIONS)}")
+        raise typer.Exit(2)
+    lines = _lines(kind)
+    sizes = {name: _parameters(name) for name in lines} if kind == "models" else {}
+    if as_json:
+        rows: dict[str, Any] = dict(lines)
+        for name, size in sizes.items():
+            rows[name] = {"about": lines[name], "parameters": size}
+        print_json(rows)
+        return
+    for name, text in lines.items():
+        size = f" ({sizes[name]:,} parameters)" if sizes else ""
+        console.print(f"[bold]{name:<18}[/]{escape(text + size)}", soft_wrap=True)
+
+
+def _lines(kind: str) -> dict[str, str]:
+    """Everything of a kind in a line, with its reference."""
+    if kind == "presets":
+        from fedglad.config.presets import PRESETS
+
+        return {name: preset.about for name, preset in PRESETS.items()}
+    if kind == "experiments":
+        from fedglad.studies.paper.experiments import EXPERIMENTS
+
+        return {name: experiment.about for name, experiment in EXPERIMENTS.items()}
+    if kind == "partitions":
+        from fedglad.data.partition import REGISTRY
+
+        return {name: (cls.__doc__ or "").splitlines()[0] for name, cls in REGISTRY.items()}
+    from fedglad.config.catalogue import rows
+
+    return {row.name: row.line for row in rows(SECTIONS[kind])}
+
+
+def _parameters(name: str) -> int:
+    from fedglad.config.schema import find
+
+    settings = find("model", name)
+    if known := getattr(settings, "parameters", 0):  # nothing is fetched for a list
+        return known
+    return sum(p.numel() for p in settings().build().parameters())

@@ -1,0 +1,215 @@
+"""Runs as they go on: a live line in a terminal, plain lines elsewhere."""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import typer
+from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeRemainingColumn
+
+from fedglad.cli.console import complain, console
+from fedglad.records import Record, Round
+from fedglad.runs.folder import Interrupted, Run
+from fedglad.runs.sweeping import DONE, ENDS, Event, Task, has_control
+
+NAMED = 20  # distrusted rounds of a kind that a line names
+
+
+class _Live:
+    """A progress display that is there only in a terminal, and only if wanted."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+        # Rounds may take minutes: the time left is estimated from the last hour.
+        self.progress = Progress(
+            *columns, console=console, transient=True, speed_estimate_period=3600
+        )
+        self.quiet = quiet
+        self.live = console.is_terminal and not quiet
+
+    def __enter__(self):
+        if self.live:
+            self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live:
+            self.progress.stop()
+
+
+class ShowRun(_Live):
+    """One run: its last round, or elsewhere a line every tenth of the run; and distrusted ones."""
+
+    def __init__(self, rounds: int, *, quiet: bool) -> None:
+        super().__init__(quiet=quiet)
+        self.rounds, self.seen = rounds, 0
+        self.task = self.progress.add_task("starting", total=rounds)
+
+    def round(self, done: Round) -> None:
+        self.seen += 1
+        line = round_line(done, self.rounds)
+        if self.live:
+            self.progress.update(self.task, completed=done.t + 1, description=line)
+            if done.alarm:  # the line above is gone with the next round
+                console.print(line)
+        elif not self.quiet and (done.alarm or (done.t + 1) % max(1, self.rounds // 10) == 0):
+            console.print(line, soft_wrap=True)
+
+
+class ShowSweep(_Live):
+    """A line for each running job and one for all; a line for each run that has ended."""
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        *,
+        quiet: bool,
+        runs: int | None = None,
+        control: bool = False,
+        result: Callable[[Run], str] | None = None,
+    ) -> None:
+        """`runs`: of how many of the tasks; `control`: each adaptive rule has one more run."""
+        super().__init__(quiet=quiet)
+        self.control, self.result = control, result or _accuracy
+        controls = sum(map(has_control, tasks)) if control else 0
+        self.runs = (len(tasks) if runs is None else runs) + controls
+        self.usual = fmean(task.config.rounds for task in tasks) if tasks else 0.0
+        self.left: dict[Path, int] = {}  # rounds of those that run
+        self.ended, self.played, self.kept = 0, 0, 0
+        self.lines: dict[Path, TaskID] = {}
+        self.total = self.progress.add_task("starting", total=None)
+
+    def __exit__(self, *_: object) -> None:
+        self._say_kept()
+        super().__exit__()
+
+    def event(self, event: Event) -> None:
+        if event.what == "kept":  # these come first
+            self.kept += 1
+        else:
+            self._say_kept()
+        if event.what in ENDS:
+            self._end(event)
+        elif event.round is not None:
+            self._round(event.task, event.round)
+        elif event.what == "started":
+            rounds = event.task.config.rounds
+            line = self.progress.add_task(_line(event.task, "starting"), total=rounds)
+            self.lines[event.task.folder] = line
+            self.left[event.task.folder] = rounds
+        else:
+            self._say(event.task, "waits for another process that is at it")
+        waiting = max(0, self.runs - self.ended - len(self.left)) * self.usual
+        self.progress.update(
+            self.total,
+            description=f"{self.ended} of {self.runs} runs",
+            completed=self.played,
+            total=self.played + sum(self.left.values()) + waiting,
+        )
+
+    def _round(self, task: Task, done: Round) -> None:
+        self.played += 1
+        self.left[task.folder] = task.config.rounds - done.t - 1
+        line = _line(task, round_line(done, task.config.rounds))
+        self.progress.update(self.lines[task.folder], completed=done.t + 1, description=line)
+
+    def _end(self, event: Event) -> None:
+        self.ended += 1
+        self.left.pop(event.task.folder, None)
+        if self.control and has_control(event.task) and event.what not in DONE:
+            self.runs -= 1  # without its mean factor there is no control
+        if event.task.folder in self.lines:
+            self.progress.remove_task(self.lines.pop(event.task.folder))
+        if event.what != "kept":
+            done = event.what == "finished"
+            self._say(event.task, self.result(Run(event.task.folder)) if done else event.reason)
+
+    def _say_kept(self) -> None:
+        if self.kept and not self.quiet:
+            console.print(f"{self.kept} of {self.runs} runs were finished already.")
+        self.kept = 0
+
+    def _say(self, task: Task, text: str) -> None:
+        if not self.quiet:
+            line = f"{self.ended}/{self.runs}  {task.label}  {text}"
+            console.print(escape(line), soft_wrap=True)
+
+
+def _line(task: Task, text: str) -> str:
+    return f"{escape(task.label)}  {text}"
+
+
+def _accuracy(run: Run) -> str:
+    summary = run.summary or {}
+    last10, final = (100 * summary[key] for key in ("last10_accuracy", "final_accuracy"))
+    skipped = f"; {run.skipped}" if run.skipped else ""
+    return f"accuracy {last10:.2f} %, final {final:.2f} %{skipped}"
+
+
+def round_line(done: Round, rounds: int) -> str:
+    """A round in one line of rich markup."""
+    record = done.record
+    parts: list[str] = []
+    if done.test_accuracy is not None and done.test_loss is not None:
+        parts.append(f"accuracy {100 * done.test_accuracy:5.1f} %  loss {done.test_loss:.3f}")
+    if record.gsi_all is not None:
+        parts.append(f"GSI {record.gsi_all:.2f}")
+    if record.baseline:
+        parts.append(f"clipped {clipped(record)}/{len(record.scale)}")
+    if record.rejected:
+        parts.append(f"{len(record.rejected)} rejected")
+    if not record.stepped:
+        parts.append(f"skipped: {record.reason}")
+    rate = len(done.cohort) / max(done.seconds.get("train", 0), 1e-9)
+    mark = f"  [yellow]! {done.alarm}[/]" if done.alarm else ""  # where no narrow terminal cuts it
+    return f"round {done.t + 1}/{rounds}{mark}  " + escape(
+        "  ".join([*parts, f"{rate:.0f} clients/s"])
+    )
+
+
+def distrusted(rounds: Sequence[Mapping[str, Any]]) -> str:
+    """The rounds of a run that have an alarm, in one line; empty if none has."""
+    flagged: dict[str, list[int]] = {}
+    for found in rounds:
+        if flag := found.get("alarm"):
+            flagged.setdefault(flag, []).append(found["round"] + 1)
+    named = [f"{_numbers(flagged[flag])} ({flag})" for flag in sorted(flagged)]
+    count = sum(map(len, flagged.values()))
+    return f"{count} of {len(rounds)} rounds distrusted: {', '.join(named)}" if count else ""
+
+
+def _numbers(rounds: Sequence[int]) -> str:
+    more = f" and {len(rounds) - NAMED} more" if len(rounds) > NAMED else ""
+    return ", ".join(map(str, rounds[:NAMED])) + more
+
+
+def clipped(record: Record) -> int:
+    """How many groups Glad scaled by a bound and not by GSI/B.
+
+    Exact, as the record has the floats that were divided. A group without updates has s = 1, which
+    no bound is but in the first round, where GSI/B is 1 too.
+    """
+
+    def at_a_bound(name: str, scale: float) -> bool:
+        baseline = record.baseline.get(name)
+        return scale != 1 and (baseline is None or scale != record.gsi[name] / baseline)
+
+    return sum(at_a_bound(name, scale) for name, scale in record.scale.items())
+
+
+def follow(events: Generator[Event], show: ShowSweep) -> list[Event]:
+    """Shows what happens, to the end; how each run ended."""
+    ends: list[Event] = []
+    try:
+        with show, closing(events):
+            for event in events:
+                show.event(event)
+                ends += [event] if event.what in ENDS else []
+    except Interrupted as stopped:
+        done = sum(event.what in DONE for event in ends)
+        complain.print(f"{done} of {show.runs} runs are finished; {escape(str(stopped))}")
+        raise typer.Exit(130) from None
+    return ends

@@ -1,0 +1,89 @@
+"""`fedglad sweep`: every combination of some grids, and their comparison."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedglad.cli.console import console, error, mistakes, print_json, warn
+from fedglad.cli.options import AsJson, Grids, Jobs, RunsOut, Settings, Source, cores, given
+
+if TYPE_CHECKING:
+    from fedglad.runs.sweeping import Event
+
+app = typer.Typer()
+
+STOPPED = "stopped at once; go on from the last checkpoints with the same command"
+
+
+@app.command()
+def sweep(
+    source: Source,
+    grid: Grids = None,
+    set_: Settings = None,
+    jobs: Jobs = None,
+    control: Annotated[
+        bool,
+        typer.Option("--control", help="Run each adaptive rule also at its constant mean factor."),
+    ] = False,
+    out: RunsOut = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Run every combination of the grids that is missing, and compare them."""
+    from fedglad.cli.fetching import fetch_for
+    from fedglad.cli.progress import ShowSweep, follow
+    from fedglad.runs import sweeping
+    from fedglad.runs.folder import make_folder
+
+    with mistakes(stopped=STOPPED):
+        tasks = sweeping.tasks(source, grid or [], given(set_), out)
+        for task in tasks:  # before they wait for each other
+            fetch_for(task.config)
+        make_folder(out)
+        if control and not any(map(sweeping.has_control, tasks)):
+            warn("--control adds nothing: no run has an adaptive rule")
+        start = sweeping.controlled if control else sweeping.sweep
+        show = ShowSweep(tasks, quiet=as_json, control=control)
+        ends = follow(start(tasks, jobs=cores(jobs)), show)
+    order = [task.folder for task in tasks]
+    ends.sort(key=lambda event: order.index((event.task.rule or event.task).folder))
+    _conclude(ends, as_json=as_json)
+
+
+def _conclude(ends: "list[Event]", *, as_json: bool) -> None:
+    """The table of what is finished, what failed and why; exit code 1 if anything did."""
+    from fedglad.analysis.comparison import compare
+    from fedglad.cli.compare import show_comparison
+    from fedglad.runs.sweeping import DONE
+
+    good = [event.task.folder for event in ends if event.what in DONE]
+    bad = [event for event in ends if event.what not in DONE]
+    try:
+        comparison = compare(good) if good else None
+    except ValueError as broken:
+        error(str(broken))
+        raise typer.Exit(1) from None
+    if as_json:
+        rows = [_row(event) for event in ends]
+        print_json({"runs": rows, "comparison": comparison.to_dict() if comparison else None})
+    elif comparison:
+        console.print()
+        show_comparison(comparison)
+    for event in bad:
+        where = f"  (log: {_log(event)})" if _log(event) else ""
+        error(f"{event.task.label}: {event.reason}{where}")
+    if bad:
+        raise typer.Exit(1)
+
+
+def _row(event: "Event") -> dict[str, Any]:
+    task = event.task
+    row = {"folder": str(task.folder), "settings": task.settings, "status": event.what}
+    if task.rule:
+        row |= {"label": task.label, "control_of": str(task.rule.folder)}
+    return row | ({"reason": event.reason, "log": _log(event)} if event.reason else {})
+
+
+def _log(event: "Event") -> str | None:
+    path = event.task.folder / "log.txt"
+    return str(path) if path.is_file() else None

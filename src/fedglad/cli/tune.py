@@ -1,0 +1,115 @@
+"""`fedglad tune`: settings chosen by the training loss of the first rounds."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from fedglad.cli.console import (
+    console,
+    error,
+    mistakes,
+    note,
+    print_json,
+    print_wide,
+    say,
+    table,
+)
+from fedglad.cli.options import AsJson, Jobs, Settings, Source, cores, given
+from fedglad.cli.sweep import STOPPED
+
+if TYPE_CHECKING:
+    from fedglad.runs.folder import Run
+    from fedglad.runs.tuning import Tuning
+
+app = typer.Typer()
+
+
+@app.command()
+def tune(
+    source: Source,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=V1,V2", help="Values to try: server.lr=0.5,1, or server.lr=paper."
+        ),
+    ] = None,
+    set_: Settings = None,
+    share: Annotated[float, typer.Option(help="Which share of the rounds is run.")] = 0.2,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="How many to try; by default the whole grid.")
+    ] = None,
+    jobs: Jobs = None,
+    out: Annotated[Path, typer.Option(help="The folder of the study and its runs.")] = Path(
+        "runs/tune"
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """Choose settings by the mean training loss of the first rounds, as the paper does."""
+    from fedglad.cli.fetching import fetch_for
+    from fedglad.cli.progress import ShowSweep, follow
+    from fedglad.config.schema import load
+    from fedglad.runs import tuning
+    from fedglad.studies.paper.settings import written_out
+
+    with mistakes(stopped=STOPPED):
+        settings = given(set_)
+        grids = written_out(grid or [], load(source, settings)[1].to_dict())
+        plan = tuning.plan(source, grids, settings, out, share=share)
+        for task in plan.tasks:
+            fetch_for(task.config)
+        wanted = min(trials or len(plan.tasks), len(plan.tasks))
+        show = ShowSweep(plan.tasks, quiet=as_json, runs=wanted, result=training_loss)
+        follow(tuning.tune(plan, trials=trials, jobs=cores(jobs)), show)
+        result = tuning.result(plan)
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        console.print()
+        show_tuning(result)
+    from fedglad.config.keys import label
+
+    failed = [trial for trial in result.trials if trial.status == "failed"]
+    for trial in failed:
+        error(f"{label(trial.settings)}: {trial.reason}  (log: {trial.folder}/log.txt)")
+    if result.best is None:
+        error("no trial has a score: all diverged or failed")
+    if failed or result.best is None:
+        raise typer.Exit(1)
+
+
+def training_loss(run: "Run") -> str:
+    """What a trial came to."""
+    from fedglad.runs.tuning import score
+
+    value, reason = score(run.rounds())
+    return f"diverged: {reason}" if reason else f"training loss {value:.4f}"
+
+
+def show_tuning(tuning: "Tuning") -> None:
+    """The trials, the best first, and its settings as arguments."""
+    from fedglad.config.keys import label, shown
+
+    made = table("score")
+    keys = list(tuning.grid)
+    for key in keys:
+        made.add_column(escape(key), justify="right", no_wrap=True)
+    made.add_column("run", overflow="fold")
+    for trial in tuning.trials:
+        figure = f"{trial.score:.4f}" if trial.score is not None else trial.status
+        values = (escape(shown(trial.settings[key])) for key in keys)
+        made.add_row(figure, *values, escape(str(trial.folder)))
+    print_wide(made)
+    console.print(
+        f"\nThe score is the mean training loss over the first {tuning.rounds} of "
+        f"{tuning.full_rounds} rounds. The runs are shortened to these: no result of theirs stands "
+        "for a whole run.",
+        soft_wrap=True,
+    )
+    for trial in tuning.trials:
+        if trial.status == "diverged":
+            say(f"Diverged: {label(trial.settings)}: {trial.reason}.")
+    if tuning.best:
+        console.print(f"Best: [bold]{escape(tuning.best.arguments)}[/]", soft_wrap=True)
+    note(tuning.notes)
