@@ -28,9 +28,9 @@ from runs.test_runs import stopped
 from typer.testing import CliRunner
 
 from fedglad import Server, Update, simulate
-from fedglad.adapters import REGISTRY, Adapter, Factors, FedExP, Fixed, Glad, Pooled
+from fedglad.adapters import REGISTRY, Adapter, Factors, FedExP, FedHyper, Fixed, Glad, Pooled
 from fedglad.analysis.recording import Recording, ReplayError, _sum_weights, read
-from fedglad.analysis.replaying import Replayed, bounds, replay, rule
+from fedglad.analysis.replaying import Replayed, replay, rule
 from fedglad.cli.progress import clipped
 from fedglad.cli.replay import app
 from fedglad.config.schema import Config, ConfigError, load
@@ -813,13 +813,14 @@ def test_a_record_that_its_own_settings_do_not_give_is_told(recorded: Path, tmp_
 
 
 def test_bounds():
-    assert bounds(Glad(gamma=0.25), 0) == (-math.inf, math.inf)
-    assert bounds(Glad(gamma=0.25), 2) == (0.5, 1.5)
-    assert bounds(Glad(gamma=0.25), 8) == (0, 3)
-    assert bounds(Glad(gamma=0), 8) == (-math.inf, math.inf)
-    assert bounds(Glad(gamma=math.inf), 8) == (0, math.inf)
-    assert bounds(FedExP(), 3) == (1, math.inf)
-    assert bounds(Fixed(value=2), 3) == (-math.inf, math.inf)
+    assert Glad(gamma=0.25).bounds(0) == (-math.inf, math.inf)
+    assert Glad(gamma=0.25).bounds(2) == (0.5, 1.5)
+    assert Glad(gamma=0.25).bounds(8) == (0, 3)
+    assert Glad(gamma=0).bounds(8) == (-math.inf, math.inf)
+    assert Glad(gamma=math.inf).bounds(8) == (0, math.inf)
+    assert FedExP().bounds(3) == (1, math.inf)
+    assert FedHyper(bound=4).bounds(3) == (0.25, 4)
+    assert Fixed(value=2).bounds(3) == (-math.inf, math.inf)
 
 
 def test_a_recording_is_read_once_and_replayed_often(recorded: Path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedglad import Record, Server, Update
-from fedglad.adapters import Adapter, FedExP, Fixed
+from fedglad.adapters import REGISTRY, Adapter, FedExP, Fixed
 
 
 def orthogonal(r: int, length: float = 1.0) -> list[dict[str, torch.Tensor]]:
@@ -89,3 +89,24 @@ def test_no_adapter_measures_and_does_not_scale(adapter: Any):
         record = server.step([{"w": row} for row in torch.eye(4)])
         assert (record.gsi, record.scale, record.baseline) == ({"w": 2}, {"w": 1}, {})
         assert torch.equal(server.params["w"], torch.full((4,), -0.25 * k))
+
+
+def test_a_rule_says_itself_what_others_must_know_of_it():
+    rules = {name: cls() for name, cls in REGISTRY.items()}
+    adaptive = {"glad", "pooled", "aligned", "fedexp", "fedhyper", "fedlws"}
+    assert {name for name, rule in rules.items() if rule.adaptive} == adaptive
+    assert {name for name, rule in rules.items() if rule.needs_population} == {"pooled"}
+    kept_from_replay = {name for name, rule in rules.items() if rule.beyond_records}
+    assert kept_from_replay == {"aligned", "fedhyper", "fedlws"}
+
+
+def test_somebodys_own_rule_counts_as_adaptive():
+    class Own(Adapter):
+        pass
+
+    class OwnFixed(Fixed):
+        pass
+
+    assert Own().adaptive
+    assert OwnFixed().adaptive
+    assert Own().bounds(3) == (-math.inf, math.inf)

@@ -14,13 +14,13 @@ from fedglad import Record, Server, Statistics, Update
 from fedglad.adapters import (
     REGISTRY,
     Adapter,
+    AdapterState,
     Aligned,
     Factors,
     FedHyper,
     FedLWS,
     Pooled,
     Relative,
-    State,
 )
 from fedglad.optimizers import Momentum
 
@@ -410,7 +410,7 @@ def test_no_statistics_give_nan_or_infinity(rounds: list[Statistics], gamma: flo
             assert gamma or not own or (factors.scale == 1).all()
 
 
-def require_healthy(factors: Factors, state: State) -> None:
+def require_healthy(factors: Factors, state: AdapterState) -> None:
     shrink = np.ones(1) if factors.shrink is None else factors.shrink
     for values in (factors.gsi, factors.baseline, factors.scale, shrink, *state.values()):
         assert np.isfinite(values).all()

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedglad.adapters import REGISTRY, Adapter, FedExP, FedHyper, Groups, Pooled, Relative
+from fedglad.adapters import REGISTRY, Adapter, Groups
 from fedglad.analysis.recording import (
     FLOWER,
     Line,
@@ -145,7 +145,7 @@ def replay(
             label: {"gsi": gsi, "baseline": baseline or None, "scale": scale}
             for label, gsi, baseline, scale in zip(groups.labels, *values, strict=True)
         }
-        rounds.append(_round(line, told, bounds(adapter, t), groups, before))
+        rounds.append(_round(line, told, adapter.bounds(t), groups, before))
         state, t = following, t + 1
     if not rounds:
         raise ReplayError(f"{adapter} gave no finite factor in any round")
@@ -212,33 +212,12 @@ def _not_ours(key: str) -> str:
 
 def require_replayable(adapter: Adapter) -> None:
     """Raises for a rule that looks at more than a record has."""
-    why = ""
-    if adapter.direction is not None:
-        why = (
-            "compares each round's mean update with those before it, and a record has norms of "
-            "updates, no inner products"
-        )
-    elif adapter.needs_model:
-        why = "goes by the norm of the model, which a record does not have"
-    if why:
-        found = ((name, cls()) for name, cls in REGISTRY.items())
-        able = [name for name, a in found if a.direction is None and not a.needs_model]
+    if why := adapter.beyond_records:
+        able = [name for name, cls in REGISTRY.items() if not cls().beyond_records]
         raise ReplayError(
             f"{type(adapter).__name__} cannot be replayed: it {why}. These can: {', '.join(able)} "
             "(--set adapter.name=...)"
         )
-
-
-def bounds(adapter: Adapter, t: int) -> tuple[float, float]:
-    """Between which the rule keeps its factors in the t-th round that steps; ∓∞ for none.
-
-    In the first round, and with γ = 0, all factors are 1 and no bound is met.
-    """
-    if isinstance(adapter, Relative) and adapter.gamma and t:
-        return max(0.0, 1 - adapter.gamma * t), 1 + adapter.gamma * t
-    if isinstance(adapter, FedHyper):
-        return 1 / adapter.bound, adapter.bound
-    return (1.0, math.inf) if isinstance(adapter, FedExP) else (-math.inf, math.inf)
 
 
 def settings(adapter: Adapter) -> dict[str, Any]:
@@ -256,17 +235,18 @@ def _plain(value: Any) -> Any:
 
 
 def _of_population(run: Recording, adapter: Adapter) -> list[str]:
-    """What is to say of the number of clients, for the one rule that asks for it."""
-    if not isinstance(adapter, Pooled):
+    """What is to say of the number of clients, for a rule that asks for it."""
+    if not adapter.needs_population:
         return []
+    name = type(adapter).__name__
     if any(line.stats.N is None for line in run.lines):
         raise ReplayError(
-            "Pooled asks for the number of clients there are, which this run does not tell: "
+            f"{name} asks for the number of clients there are, which this run does not tell: "
             "--population N, or population=N from Python"
         )
     if section(run.config or {}, "data").get("name") == FLOWER:
         count = run.lines[0].stats.N
-        return [f"Pooled reckons with {count} clients in every round: some may have come later"]
+        return [f"{name} reckons with {count} clients in every round: some may have come later"]
     return []
 
 
@@ -332,7 +312,7 @@ def _recorded(run: Recording) -> Summary:
     scales = [_scales(line.groups) for line in run.lines]
     if (own := own_rule(run.config)) is None:
         return _summary(scales, None, None)
-    found = [(s.values(), bounds(own, t)) for t, s in enumerate(scales)]
+    found = [(s.values(), own.bounds(t)) for t, s in enumerate(scales)]
     low = [sum(x <= least for x in values) for values, (least, _) in found]
     return _summary(scales, low, [sum(x >= most for x in values) for values, (_, most) in found])
 

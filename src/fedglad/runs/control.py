@@ -11,7 +11,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
-from fedglad.adapters import Adapter, Fixed
 from fedglad.config.schema import Config
 from fedglad.core.files import write_text
 from fedglad.runs.folder import Run
@@ -21,7 +20,7 @@ FILE = "control.json"
 
 def adaptive(config: Config) -> bool:
     """Whether its factor may change from round to round."""
-    return type(config.sections["adapter"]) not in (Adapter, Fixed)
+    return config.sections["adapter"].adaptive
 
 
 def mean_factor(folder: Path, config: Config) -> float:

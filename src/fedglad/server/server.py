@@ -8,8 +8,7 @@ from typing import Any, Self
 import numpy as np
 from torch import Tensor, nn
 
-from fedglad.adapters import Factors
-from fedglad.adapters import State as AdapterState
+from fedglad.adapters import AdapterState, Factors
 from fedglad.core import checkpoint
 from fedglad.core.aggregate import norms_sq, products
 from fedglad.core.layout import stretches
