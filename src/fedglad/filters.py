@@ -9,6 +9,8 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
+from fedglad.core.checks import check
+
 
 @dataclass(frozen=True, kw_only=True)
 class Filter:
@@ -51,8 +53,7 @@ class NormClip(Filter):
     max_norm: Annotated[float, "no update is longer"] = 1.0
 
     def __post_init__(self) -> None:
-        if not self.max_norm > 0:
-            raise ValueError(f"NormClip(max_norm={self.max_norm!r}): must be greater than 0")
+        check(self, max_norm=(self.max_norm > 0, "greater than 0"))
 
     @property
     def scales(self) -> bool:
@@ -137,8 +138,7 @@ class TrimmedMean(Filter):
     beta: Annotated[float, "share dropped on each side"] = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.beta < 0.5:
-            raise ValueError(f"TrimmedMean(beta={self.beta!r}): must be in [0, 0.5)")
+        check(self, beta=(0 <= self.beta < 0.5, "in [0, 0.5)"))
 
     def trim(self, n: int) -> int:
         return min(math.floor(self.beta * n + 1e-9), (n - 1) // 2)  # 0.3 * 10 is 3, not 2.9999

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
+from fedglad.core.checks import check
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -41,20 +43,16 @@ class Optimizer(ABC):
     drop: Annotated[float, "step: what the rate is multiplied by after every `over` rounds"] = 0.1
 
     def __post_init__(self) -> None:
-        self._check("lr", self.lr, 0 < self.lr <= 1e15, "positive and finite, up to 1e15")
         known = self.schedule in ("constant", "cosine", "step")
-        self._check("schedule", self.schedule, known, "'constant', 'cosine' or 'step'")
         least = int(self.schedule == "step")
         asked = " with schedule='step': the rounds between drops" if least else ""
-        self._check("over", self.over, self.over >= least, f"{least} or more{asked}")
-        self._check("drop", self.drop, 0 < self.drop <= 1, "in (0, 1]")
-
-    def _check(self, name: str, value: object, good: bool, must: str) -> None:
-        if not good:
-            raise ValueError(f"{type(self).__name__}({name}={value!r}): must be {must}")
-
-    def _check_decay(self, name: str, value: float) -> None:
-        self._check(name, value, 0 <= value < 1, "in [0, 1)")
+        check(
+            self,
+            lr=(0 < self.lr <= 1e15, "positive and finite, up to 1e15"),
+            schedule=(known, "'constant', 'cosine' or 'step'"),
+            over=(self.over >= least, f"{least} or more{asked}"),
+            drop=(0 < self.drop <= 1, "in (0, 1]"),
+        )
 
     def within(self, rounds: int) -> Self:
         """The same for a run of so many rounds: the end of a cosine that has none of its own."""
@@ -70,7 +68,7 @@ class Optimizer(ABC):
                 return self.lr * self.drop ** (t // self.over)
             case "cosine":
                 must = "the rounds until the rate is 0: set over=50, say, or call within(50)"
-                self._check("over", self.over, self.over > 0, must)
+                check(self, over=(self.over > 0, must))
                 return self.lr * (1 + math.cos(math.pi * min(t / self.over, 1))) / 2
 
     def slots(self) -> dict[str, float]:
@@ -104,10 +102,13 @@ class Momentum(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_decay("momentum", self.momentum)
-        self._check_decay("dampening", self.dampening)
         plain = self.momentum > 0 and self.dampening == 0
-        self._check("nesterov", True, plain or not self.nesterov, "without dampening, momentum > 0")
+        check(
+            self,
+            momentum=(0 <= self.momentum < 1, "in [0, 1)"),
+            dampening=(0 <= self.dampening < 1, "in [0, 1)"),
+            nesterov=(plain or not self.nesterov, "without dampening, momentum > 0"),
+        )
 
     def slots(self) -> dict[str, float]:
         return {"m": 0.0}
@@ -140,12 +141,16 @@ class Adam(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("form", self.form, self.form in ("authors", "reddi"), "'authors' or 'reddi'")
-        self._check("betas", self.betas, len(self.betas or (0, 0)) == 2, "two numbers")
-        beta1, beta2, eps = self._settings
-        self._check_decay("betas[0]", beta1)
-        self._check_decay("betas[1]", beta2)
-        self._check("eps", eps, 1e-30 <= eps <= 1e15, "positive, from 1e-30 to 1e15")
+        check(
+            self,
+            form=(self.form in ("authors", "reddi"), "'authors' or 'reddi'"),
+            betas=(len(self.betas or (0, 0)) == 2, "two numbers"),
+        )
+        *betas, eps = self._settings
+        for k, beta in enumerate(betas):
+            if not 0 <= beta < 1:
+                raise ValueError(f"{type(self).__name__}(betas[{k}]={beta!r}): must be in [0, 1)")
+        check(self, eps=(1e-30 <= eps <= 1e15, "positive, from 1e-30 to 1e15"))
 
     @property
     def _settings(self) -> tuple[float, float, float]:
@@ -244,8 +249,11 @@ class Adagrad(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_decay("beta1", self.beta1)
-        self._check("eps", self.eps, 1e-30 <= self.eps <= 1e15, "positive, from 1e-30 to 1e15")
+        check(
+            self,
+            beta1=(0 <= self.beta1 < 1, "in [0, 1)"),
+            eps=(1e-30 <= self.eps <= 1e15, "positive, from 1e-30 to 1e15"),
+        )
 
     def slots(self) -> dict[str, float]:
         return {"v": self.eps**2, **({"m": 0.0} if self.beta1 else {})}

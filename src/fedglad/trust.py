@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from fedglad.core.checks import check
+
 
 @dataclass(frozen=True, kw_only=True)
 class Alarm:
@@ -32,8 +34,7 @@ class Alarm:
             raise ValueError(
                 f"Alarm(low={self.low!r}, high={self.high!r}): low must be in (0, 1), high above 1"
             )
-        if not 0 <= self.beta < 1:
-            raise ValueError(f"Alarm(beta={self.beta!r}): must be in [0, 1)")
+        check(self, beta=(0 <= self.beta < 1, "in [0, 1)"))
         if self.warmup < 1:
             raise ValueError(
                 f"Alarm(warmup={self.warmup!r}): there must be a round to compare with"

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 
+from fedglad.core.checks import check
+
 if TYPE_CHECKING:
     from fedglad.core.gram import Gram
 
@@ -57,8 +59,7 @@ class FedAdp(Samples):
     alpha: Annotated[float, "how strongly angles count"] = 5.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha <= 100:
-            raise ValueError(f"FedAdp(alpha={self.alpha!r}): must be greater than 0, at most 100")
+        check(self, alpha=(0 < self.alpha <= 100, "greater than 0, at most 100"))
 
     def reweigh(
         self, weights: np.ndarray, gram: Gram, clients: list[Client], state: State
@@ -86,10 +87,7 @@ class InverseDistance(Samples):
     eps: Annotated[float, "added to the distance"] = 1e-12
 
     def __post_init__(self) -> None:
-        if not 1e-30 <= self.eps <= 1e30:
-            raise ValueError(
-                f"InverseDistance(eps={self.eps!r}): must be greater than 0, 1e-30 to 1e30"
-            )
+        check(self, eps=(1e-30 <= self.eps <= 1e30, "greater than 0, 1e-30 to 1e30"))
 
     def reweigh(
         self, weights: np.ndarray, gram: Gram, clients: list[Client], state: State
@@ -118,8 +116,7 @@ class Optimal(Samples):
     seed: Annotated[int, "of what is kept"] = 0
 
     def __post_init__(self) -> None:
-        if not self.kept >= 1:
-            raise ValueError(f"Optimal(kept={self.kept!r}): must be 1 or more")
+        check(self, kept=(self.kept >= 1, "1 or more"))
 
     def reweigh(
         self, weights: np.ndarray, gram: Gram, clients: list[Client], state: State

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from fedglad.clients.method import Counting, Memory
+from fedglad.core.checks import check
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,8 +33,7 @@ class FedDyn(Counting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.alpha < math.inf:
-            raise self.wrong("alpha", "must be positive and finite")
+        check(self, alpha=(0 < self.alpha < math.inf, "positive and finite"))
 
     def correct(self, grad: Tensor, w: Tensor, theta: Tensor, memory: Memory, sent: Memory) -> None:
         grad.add_(w - theta, alpha=self.alpha).sub_(memory["lambda_k"])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from fedglad.clients.method import Memory, Plain
+from fedglad.core.checks import check
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,8 +24,7 @@ class FedProx(Plain):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.mu < math.inf:
-            raise self.wrong("mu", "must be 0 or more, and finite")
+        check(self, mu=(0 <= self.mu < math.inf, "0 or more, and finite"))
 
     def correct(self, grad: Tensor, w: Tensor, theta: Tensor, memory: Memory, sent: Memory) -> None:
         if self.mu:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 
+from fedglad.core.checks import check
 from fedglad.rng import stream
 
 if TYPE_CHECKING:
@@ -58,21 +59,19 @@ class Plain:
     warmup: Annotated[float, "share of the round's steps in which a linear rate rises"] = 0.0
 
     def __post_init__(self) -> None:
-        limits = {
-            "lr": (0 < self.lr < math.inf, "positive and finite"),
-            "momentum": (0 <= self.momentum < 1, "in [0, 1)"),
-            "betas": (all(0 <= beta < 1 for beta in self.betas), "in [0, 1)"),
-            "eps": (0 <= self.eps < math.inf, "0 or more, and finite"),
-            "weight_decay": (0 <= self.weight_decay < math.inf, "0 or more"),
-            "batch_size": (self.batch_size >= 1 or self.whole, "1 or more"),
-            "epochs": (self.epochs >= 1, "1 or more"),
-            "steps": (self.steps >= 0, "0 or more"),
-            "clip_norm": (self.clip_norm >= 0, "0 (never) or more"),
-            "warmup": (0 <= self.warmup <= 1, "a share in [0, 1]"),
-        }
-        for name, (good, must) in limits.items():
-            if not good:
-                raise self.wrong(name, f"must be {must}")
+        check(
+            self,
+            lr=(0 < self.lr < math.inf, "positive and finite"),
+            momentum=(0 <= self.momentum < 1, "in [0, 1)"),
+            betas=(all(0 <= beta < 1 for beta in self.betas), "in [0, 1)"),
+            eps=(0 <= self.eps < math.inf, "0 or more, and finite"),
+            weight_decay=(0 <= self.weight_decay < math.inf, "0 or more"),
+            batch_size=(self.batch_size >= 1 or self.whole, "1 or more"),
+            epochs=(self.epochs >= 1, "1 or more"),
+            steps=(self.steps >= 0, "0 or more"),
+            clip_norm=(self.clip_norm >= 0, "0 (never) or more"),
+            warmup=(0 <= self.warmup <= 1, "a share in [0, 1]"),
+        )
 
     def wrong(self, name: str, why: str) -> ValueError:
         """The error for a setting that cannot be meant."""
@@ -169,8 +168,7 @@ class Counting(Plain):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.clients < 0:
-            raise self.wrong("clients", "must be 0 (as many as the data has) or more")
+        check(self, clients=(self.clients >= 0, "0 (as many as the data has) or more"))
 
     def among(self, clients: int) -> Self:
         if self.clients not in (0, clients):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from fedglad.clients.method import Counting, Memory, require_plain_sgd
+from fedglad.core.checks import check
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,8 +40,7 @@ class Scaffold(Counting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.option not in ("mean", "II"):
-            raise self.wrong("option", "must be 'mean' or 'II'")
+        check(self, option=(self.option in ("mean", "II"), "'mean' or 'II'"))
         if self.option == "II":
             require_plain_sgd(
                 self, "option II reads gradients off θ − w_k; or take option = 'mean'"
