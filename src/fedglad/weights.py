@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fedglad.core.gram import Gram
 
 Client = int | str | None
-State = dict[str, list[float]]
+WeightingState = dict[str, list[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,8 @@ class Samples:
         return weight
 
     def reweigh(
-        self, weights: np.ndarray, gram: Gram, clients: list[Client], state: State
-    ) -> tuple[np.ndarray, State]:
+        self, weights: np.ndarray, gram: Gram, clients: list[Client], state: WeightingState
+    ) -> tuple[np.ndarray, WeightingState]:
         """The weights once the cohort is known, and what to remember of it."""
         return weights, state
 
@@ -62,8 +62,8 @@ class FedAdp(Samples):
         check(self, alpha=(0 < self.alpha <= 100, "greater than 0, at most 100"))
 
     def reweigh(
-        self, weights: np.ndarray, gram: Gram, clients: list[Client], state: State
-    ) -> tuple[np.ndarray, State]:
+        self, weights: np.ndarray, gram: Gram, clients: list[Client], state: WeightingState
+    ) -> tuple[np.ndarray, WeightingState]:
         angles = gram.angles_to_mean(weights / weights.sum())
         state = dict(state)
         smoothed = np.empty_like(angles)
@@ -90,8 +90,8 @@ class InverseDistance(Samples):
         check(self, eps=(1e-30 <= self.eps <= 1e30, "greater than 0, 1e-30 to 1e30"))
 
     def reweigh(
-        self, weights: np.ndarray, gram: Gram, clients: list[Client], state: State
-    ) -> tuple[np.ndarray, State]:
+        self, weights: np.ndarray, gram: Gram, clients: list[Client], state: WeightingState
+    ) -> tuple[np.ndarray, WeightingState]:
         return 1 / (gram.distances_to_mean() + self.eps), state
 
 
@@ -119,8 +119,8 @@ class Optimal(Samples):
         check(self, kept=(self.kept >= 1, "1 or more"))
 
     def reweigh(
-        self, weights: np.ndarray, gram: Gram, clients: list[Client], state: State
-    ) -> tuple[np.ndarray, State]:
+        self, weights: np.ndarray, gram: Gram, clients: list[Client], state: WeightingState
+    ) -> tuple[np.ndarray, WeightingState]:
         from fedglad.rng import stream  # loads numpy.random, which `import fedglad` does not need
 
         t = state.get("round", [0.0])[0]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from fedglad.core.layout import BLOCK, Block, Layout
-from fedglad.core.validate import Source
+from fedglad.core.validate import Opened
 
 TINY = 1e-30  # squared norms below it may have lost float32 squares to underflow: sum them again
 
@@ -21,7 +21,7 @@ TINY = 1e-30  # squared norms below it may have lost float32 squares to underflo
 class Sum:
     """A running Σ w·x in a flat vector that is allocated once and used again every round.
 
-    `factor` turns it into a mean. Set before the last sweep, that happens block by block while the
+    `factor` turns it into a mean. Set before the last pass, that happens block by block while the
     sum is in the cache; set later, `mean_sq` does it.
     """
 
@@ -69,7 +69,7 @@ class BufferMean:
                 self.sums[name] = value.clone() if old is None else _larger(old, value)
 
     def mean(self) -> dict[str, Tensor]:
-        """The new buffers, in their own dtypes; empty if no update brought any."""
+        """The new buffers, in their own dtypes; empty if no update has any."""
         means = {n: s / self.weight if s.is_floating_point() else s for n, s in self.sums.items()}
         return {name: mean.to(self.kinds[name][1]) for name, mean in means.items()}
 
@@ -81,38 +81,38 @@ def _larger(a: Tensor, b: Tensor) -> Tensor:
     return torch.maximum(a, b)
 
 
-def sweep(
+def accumulate(
     layout: Layout,
-    sources: Sequence[Source | Tensor] | Tensor,
+    updates: Sequence[Opened | Tensor] | Tensor,
     base: Tensor,
     into: Sequence[tuple[Sum, Sequence[float]]] = (),
     *,
     measure: bool = True,
 ) -> np.ndarray:
-    """One pass over the sources: adds w_k·g_k to each sum of `into` and returns ‖g_k‖² (k, tensor).
+    """One pass over the updates: adds w_k·g_k to each sum of `into` and returns ‖g_k‖² (k, tensor).
 
-    A source that holds a trained model counts as `base` − θ_k. A bare tensor is a packed vector;
+    An update that holds a trained model counts as `base` − θ_k. A bare tensor is a packed vector;
     the rows of a matrix are many.
     """
     if measure and not into and len(layout.blocks) == 1:
-        stacked = _matrix(sources)
+        stacked = _matrix(updates)
         if stacked is not None:
             norms = vector_norm(stacked.reshape(len(stacked), -1, layout.row), dim=2)
-            return _squares(layout, norms.cpu().numpy(), sources, base)
+            return _squares(layout, norms.cpu().numpy(), updates, base)
     scratch = torch.empty(min(BLOCK, layout.size), dtype=layout.dtype, device=layout.device)
-    norms = scratch.new_empty(len(sources), layout.size // layout.row if measure else 0)
-    rows = [own.split(layout.block_rows) for own in norms] if measure else []
-    there = [_parts(layout, source) for source in sources]
-    lists = _lists(layout, sources)
+    norms = scratch.new_empty(len(updates), layout.size // layout.row if measure else 0)
+    rows = [row.split(layout.block_rows) for row in norms] if measure else []
+    there = [_parts(layout, update) for update in updates]
+    lists = _lists(layout, updates)
     sums = [(total, total.flat.split(layout.sizes), weights) for total, weights in into]
     for at, block in enumerate(layout.blocks):
         for gap in block.gaps:
             scratch[gap] = 0
         together = _gather(layout, block, lists)
-        for k, source in enumerate(sources):
+        for k, update in enumerate(updates):
             x = there[k][at]
             if x is None:
-                x = _read(layout, block, source, base, scratch) if together is None else together[k]
+                x = _read(layout, block, update, base, scratch) if together is None else together[k]
             for total, targets, weights in sums:
                 if total.empty and k == 0:
                     torch.mul(x, weights[k], out=targets[at])
@@ -122,8 +122,8 @@ def sweep(
                 vector_norm(x.view(-1, layout.row), dim=1, out=rows[k][at])
         if measure and together is not None:
             first = block.span.start // layout.row
-            found = vector_norm(together.view(len(sources), -1, layout.row), dim=2)
-            norms[:, first : first + found.shape[1]] = found
+            measured = vector_norm(together.view(len(updates), -1, layout.row), dim=2)
+            norms[:, first : first + measured.shape[1]] = measured
         for total, _ in into:
             if total.factor is not None:
                 total.finish(block, total.factor)
@@ -131,42 +131,42 @@ def sweep(
         total.empty = False
     if not measure:
         return np.empty((0, len(layout.names)))
-    return _squares(layout, norms.cpu().numpy(), sources, base)
+    return _squares(layout, norms.cpu().numpy(), updates, base)
 
 
-def _parts(layout: Layout, source: Source | Tensor) -> Sequence[Tensor | None]:
-    """The blocks of a source that can be read where they lie."""
-    tensors = source if isinstance(source, Tensor) else source.tensors
+def _parts(layout: Layout, update: Opened | Tensor) -> Sequence[Tensor | None]:
+    """The blocks of an update that can be read where they lie."""
+    tensors = update if isinstance(update, Tensor) else update.tensors
     if isinstance(tensors, Tensor):
         return (tensors,) if len(layout.sizes) == 1 else tensors.split(layout.sizes)
-    assert isinstance(source, Source)
-    return [None] * len(layout.blocks) if source.trained else layout.parts(tensors)
+    assert isinstance(update, Opened)
+    return [None] * len(layout.blocks) if update.trained else layout.parts(tensors)
 
 
-def _matrix(sources: Sequence[Source | Tensor] | Tensor) -> Tensor | None:
-    """The packed vectors of the sources as rows; None unless they all are such."""
-    if isinstance(sources, Tensor):
-        return sources
-    found = [s if isinstance(s, Tensor) else s.tensors for s in sources]
-    vectors = [x for x in found if isinstance(x, Tensor)]
-    return torch.stack(vectors) if vectors and len(vectors) == len(found) else None
+def _matrix(updates: Sequence[Opened | Tensor] | Tensor) -> Tensor | None:
+    """The packed vectors of the updates as rows; None unless they all are such."""
+    if isinstance(updates, Tensor):
+        return updates
+    tensors = [x if isinstance(x, Tensor) else x.tensors for x in updates]
+    vectors = [x for x in tensors if isinstance(x, Tensor)]
+    return torch.stack(vectors) if vectors and len(vectors) == len(tensors) else None
 
 
 def _squares(
     layout: Layout,
     norms: np.ndarray,  # of the rows, (k, row)
-    sources: Sequence[Source | Tensor] | Tensor,
+    updates: Sequence[Opened | Tensor] | Tensor,
     base: Tensor,
 ) -> np.ndarray:
     squares = layout.per_tensor(np.square(norms, dtype=np.float64))
     for k, i in zip(*np.nonzero(squares < TINY), strict=True):
-        squares[k, i] = _small(layout, int(i), sources[k], base)
+        squares[k, i] = _small(layout, int(i), updates[k], base)
     return squares
 
 
 def norms_sq(layout: Layout, flat: Tensor) -> np.ndarray:
     """‖x‖² of each tensor of a packed vector."""
-    return sweep(layout, [flat], flat)[0]
+    return accumulate(layout, [flat], flat)[0]
 
 
 def products(layout: Layout, a: Tensor, b: Tensor) -> np.ndarray:
@@ -175,32 +175,32 @@ def products(layout: Layout, a: Tensor, b: Tensor) -> np.ndarray:
     return layout.per_tensor(torch.cat(rows).double().cpu().numpy())
 
 
-def pack(layout: Layout, source: Source, base: Tensor) -> Tensor:
-    """The source's difference as a packed vector of its own."""
+def pack(layout: Layout, update: Opened, base: Tensor) -> Tensor:
+    """The update's difference as a packed vector of its own."""
     flat = layout.zeros()
     scratch = torch.empty(min(BLOCK, layout.size), dtype=layout.dtype, device=layout.device)
     for block in layout.blocks:
         for gap in block.gaps:
             scratch[gap] = 0
-        flat[block.span] = _read(layout, block, source, base, scratch)
+        flat[block.span] = _read(layout, block, update, base, scratch)
     return flat
 
 
 def _read(
     layout: Layout,
     block: Block,
-    source: Source | Tensor,
+    update: Opened | Tensor,
     base: Tensor,
     scratch: Tensor,
 ) -> Tensor:
-    """The block of a source: the caller's own memory if its form allows, else scratch.
+    """The block of an update: the caller's own memory if its form allows, else scratch.
 
     The caller has zeroed the block's padding in scratch; base's is zero, so it stays so.
     """
-    tensors = source if isinstance(source, Tensor) else source.tensors
+    tensors = update if isinstance(update, Tensor) else update.tensors
     if isinstance(tensors, Tensor):
         return tensors if block.size == layout.size else tensors[block.span]
-    assert isinstance(source, Source)
+    assert isinstance(update, Opened)
     whole = block.whole
     if whole and (x := tensors[whole.index]).dtype == layout.dtype and x.device == layout.device:
         x = x[whole.span]
@@ -208,44 +208,46 @@ def _read(
         x = scratch[: block.size]
         for piece in block.pieces:
             x[piece.place] = tensors[piece.index][piece.span]
-    return torch.sub(base[block.span], x, out=scratch[: block.size]) if source.trained else x
+    return torch.sub(base[block.span], x, out=scratch[: block.size]) if update.trained else x
 
 
 def _gather(layout: Layout, block: Block, lists: list[list[Tensor]]) -> Tensor | None:
-    """A block of small tensors from all sources at once, (k, element): fewer, larger copies.
+    """A block of small tensors from all updates at once, (k, element): fewer, larger copies.
 
     None where each is better read for itself.
     """
     if block.whole or not lists or len(lists) * block.size > BLOCK:
         return None
-    found = torch.zeros(len(lists), block.size, dtype=layout.dtype, device=layout.device)
+    gathered = torch.zeros(len(lists), block.size, dtype=layout.dtype, device=layout.device)
     for piece in block.pieces:
-        found[:, piece.place] = torch.stack([tensors[piece.index][piece.span] for tensors in lists])
-    return found
+        gathered[:, piece.place] = torch.stack(
+            [tensors[piece.index][piece.span] for tensors in lists]
+        )
+    return gathered
 
 
-def _lists(layout: Layout, sources: Sequence[Source | Tensor] | Tensor) -> list[list[Tensor]]:
-    """The tensors of the sources; none unless all are differences, tensor by tensor, as we work."""
+def _lists(layout: Layout, updates: Sequence[Opened | Tensor] | Tensor) -> list[list[Tensor]]:
+    """The tensors of the updates; none unless all are differences, tensor by tensor, as we work."""
     lists: list[list[Tensor]] = []
-    for source in sources:
-        if isinstance(source, Tensor) or isinstance(source.tensors, Tensor) or source.trained:
+    for update in updates:
+        if isinstance(update, Tensor) or isinstance(update.tensors, Tensor) or update.trained:
             return []
-        if any((x.dtype, x.device) != (layout.dtype, layout.device) for x in source.tensors):
+        if any((x.dtype, x.device) != (layout.dtype, layout.device) for x in update.tensors):
             return []
-        lists.append(source.tensors)
+        lists.append(update.tensors)
     return lists
 
 
-def _small(layout: Layout, index: int, source: Source | Tensor, base: Tensor) -> float:
+def _small(layout: Layout, index: int, update: Opened | Tensor, base: Tensor) -> float:
     """‖g‖² of one tensor in float64, for squares that float32 cannot hold."""
     span = slice(layout.starts[index], layout.starts[index] + layout.numels[index])
-    if isinstance(source, Tensor):
-        x = source[span]
-    elif isinstance(source.tensors, Tensor):
-        x = source.tensors[span]
+    if isinstance(update, Tensor):
+        x = update[span]
+    elif isinstance(update.tensors, Tensor):
+        x = update.tensors[span]
     else:
-        x = source.tensors[index].to(layout.device, layout.dtype)
-        if source.trained:
+        x = update.tensors[index].to(layout.device, layout.dtype)
+        if update.trained:
             x = base[span] - x
     if not bool(x.any()):
         return 0.0

@@ -43,8 +43,8 @@ class Guard:
                 raise ValueError(f"Guard({name}={value!r}): the factor must be greater than 1")
 
 
-class Gate:
-    """Decides who comes in, and remembers whom it let in.
+class Limits:
+    """The largest norm and weight that an update may have, by those that were accepted before.
 
     The medians are those from before the round, so no update can shut out another of its own
     round. A round works on a copy and keeps it only if it stepped.
@@ -59,13 +59,13 @@ class Gate:
         self.usual_norm = _median(self.norms)
         self.usual_weight = _median(self.weights)
 
-    def copy(self) -> "Gate":
+    def copy(self) -> "Limits":
         """One that a round may change, with the medians from before it."""
         same = copy.copy(self)
         same.norms, same.weights = self.norms.copy(), self.weights.copy()
         return same
 
-    def next(self) -> "Gate":
+    def next(self) -> "Limits":
         """The same for the next round."""
         same = copy.copy(self)
         same.usual_norm, same.usual_weight = _median(self.norms), _median(self.weights)
@@ -88,7 +88,8 @@ class Gate:
                 f"norm {norm:.4g} is more than {self.guard.norm:g} times {what} {usual:.4g}"
             )
 
-    def let_in(self, weight: float, norm: float) -> None:
+    def remember(self, weight: float, norm: float) -> None:
+        """Notes an update that was accepted."""
         self.weights.append(weight)
         self.norms.append(norm)
 
@@ -96,28 +97,42 @@ class Gate:
 def _median(values: Collection[float]) -> float:
     """The lower median; 0 if there is none."""
     middle = (len(values) - 1) // 2
-    found = np.fromiter(values, float, len(values))
-    return float(np.partition(found, middle)[middle]) if values else 0.0
-
-
-Content = list[Tensor] | Tensor
-"""One flat tensor per parameter, or the packed vector."""
+    array = np.fromiter(values, float, len(values))
+    return float(np.partition(array, middle)[middle]) if values else 0.0
 
 
 @dataclass(slots=True)
-class Source:
-    """An update whose form is right."""
+class Opened:
+    """An update whose form is right, as the server works with it until it is in the sums.
 
+    | field | meaning |
+    |---|---|
+    | `entry` | its line in the record |
+    | `weight` | as the client gives it |
+    | `tensors` | one flat tensor per parameter, or the packed vector |
+    | `steps` | the client's local steps, where known |
+    | `trained` | whether the tensors are θ_k, not θ − θ_k |
+    | `buffers`, `extra` | what goes with the parameters |
+    | `raw`, `sq`, `norm` | set once it is measured: the weight before all weights are made to sum |
+    |                     | to 1, ‖g‖² of each tensor, and ‖g‖ |
+    """
+
+    entry: dict[str, Any]
     weight: float
-    tensors: Content
-    steps: int | None = None  # local ones, where told
-    trained: bool = False  # the tensors are θ_k, not θ − θ_k
+    tensors: list[Tensor] | Tensor
+    steps: int | None = None
+    trained: bool = False
     buffers: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    extra: "Source | None" = None
+    extra: "Opened | None" = None
+    raw: float = field(init=False)
+    sq: np.ndarray = field(init=False)
+    norm: float = field(init=False)
 
 
-def open_update(update: Update, layout: Layout, *, wants_extra: bool) -> Source:
-    """The update as a Source; raises Rejected unless names, shapes and dtypes are the model's."""
+def open_update(
+    update: Update, layout: Layout, entry: dict[str, Any], *, wants_extra: bool
+) -> Opened:
+    """The update, opened; raises Rejected unless names, shapes and dtypes are the model's."""
     weight = _weight(update.weight)
     trained = update.model is not None
     if update.model is not None:
@@ -125,15 +140,15 @@ def open_update(update: Update, layout: Layout, *, wants_extra: bool) -> Source:
     else:
         assert update.delta is not None
         tensors = _tensors(update.delta, layout, "delta")
-    brought = update.model if trained else update.buffers
-    names = layout.buffers if brought is not None else ()
-    buffers = {name: _buffer(brought or {}, name, layout) for name in names}
+    sent = update.model if trained else update.buffers
+    names = layout.buffers if sent is not None else ()
+    buffers = {name: _buffer(sent or {}, name, layout) for name in names}
     extra = None
     if wants_extra:
         if update.extra is None:
             raise Rejected("the method needs Update(extra=...), and there is none")
-        extra = Source(1.0, _tensors(update.extra, layout, "extra"))
-    return Source(weight, tensors, _steps(update.steps), trained, buffers, extra)
+        extra = Opened({}, 1.0, _tensors(update.extra, layout, "extra"))
+    return Opened(entry, weight, tensors, _steps(update.steps), trained, buffers, extra)
 
 
 def as_number(value: Any) -> float | None:
@@ -180,7 +195,7 @@ def _steps(value: Any) -> int | None:
     return steps if 0 < steps < 1 << 53 else None
 
 
-def _tensors(value: Mapping[str, Any] | Tensor, layout: Layout, what: str) -> Content:
+def _tensors(value: Mapping[str, Any] | Tensor, layout: Layout, what: str) -> list[Tensor] | Tensor:
     if not isinstance(value, Tensor):
         return _parameters(value, layout, what)
     packed = _readable(value, what)
@@ -209,7 +224,7 @@ def _parameters(arrays: Mapping[str, Any], layout: Layout, what: str) -> list[Te
     for name in arrays:
         if name not in known and not str(name).endswith("_extra_state"):
             raise Rejected(f"{what} has an extra tensor {name!r}")
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for name, shape in zip(layout.names, layout.shapes, strict=True):
         if name not in arrays:
             raise Rejected(f"{what} has no tensor {name!r}")
@@ -218,16 +233,16 @@ def _parameters(arrays: Mapping[str, Any], layout: Layout, what: str) -> list[Te
             raise Rejected(f"{name!r} is {tensor.dtype}, not floating point")
         if tensor.shape != shape:
             raise Rejected(f"{name!r} has shape {tuple(tensor.shape)}, not {shape}")
-        found.append(tensor.reshape(-1))
+        tensors.append(tensor.reshape(-1))
     for alias, name in layout.aliases.items():
         if alias in arrays:
             twin = _readable(arrays[alias], alias)
-            first = found[layout.index[name]]
+            first = tensors[layout.index[name]]
             if not twin.is_floating_point():
                 raise Rejected(f"{alias!r} is {twin.dtype}, not floating point")
             if twin.data_ptr() != first.data_ptr() and not twin.reshape(-1).equal(first):
                 raise Rejected(f"{alias!r} is tied to {name!r} and differs from it")
-    return found
+    return tensors
 
 
 def _buffer(arrays: Mapping[str, Any], name: str, layout: Layout) -> Tensor:
@@ -239,10 +254,10 @@ def _buffer(arrays: Mapping[str, Any], name: str, layout: Layout) -> Tensor:
         raise Rejected(f"{name!r} has shape {tuple(tensor.shape)}, not {shape}")
     if tensor.is_floating_point() != dtype.is_floating_point or tensor.is_complex():
         raise Rejected(f"{name!r} is {tensor.dtype}, not {dtype}")
-    own = tensor.to(layout.device, dtype)
-    if dtype.is_floating_point and not bool(own.double().isfinite().all()):
+    cast = tensor.to(layout.device, dtype)
+    if dtype.is_floating_point and not bool(cast.double().isfinite().all()):
         raise Rejected(f"{name!r} holds NaN or inf as {dtype}")
-    return own
+    return cast
 
 
 def _readable(value: Any, name: str) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -150,6 +151,11 @@ class Sampler:
         """The weighting that belongs to it, for one that also thins what comes back."""
         return None
 
+    @property
+    def largest_cohort(self) -> int:
+        """The most clients that may take part in a round."""
+        return self.clients_per_round
+
     def sample(
         self, rng: np.random.Generator, t: int, state: State, pool: Pool, ask: Ask
     ) -> Cohort:
@@ -201,6 +207,11 @@ class Choosing(Sampler):
                 f"{self.clients_per_round}: r are chosen of the candidates; raise it, or 0 for "
                 f"{self.by_default}"
             )
+
+    @property
+    def largest_cohort(self) -> int:
+        """r, or all candidates (all clients may be many) where a weighting thins their updates."""
+        return self.clients_per_round if self.weighting is None else self.candidates or sys.maxsize
 
     def check(self, pool: Pool) -> None:
         """Raises if there are fewer clients than candidates."""

@@ -30,6 +30,10 @@ class Scripted(Uniform):
             if not (name.isdecimal() and str(int(name)) == name):
                 raise ValueError(f"scripted round {name!r}: rounds are whole numbers from 0 on")
 
+    @property
+    def largest_cohort(self) -> int:
+        return max([self.clients_per_round, *map(len, self.cohorts.values())])
+
     def draw(self, rng: np.random.Generator, t: int, state: State, pool: Pool, ask: Ask) -> Cohort:
         if (given := self.cohorts.get(str(t))) is not None:
             return Cohort(tuple(_reachable(given, pool)))

@@ -15,14 +15,15 @@ from fedglad.core.lazy import lazily
 if TYPE_CHECKING:
     from fedglad.server.from_sums import Collector as Collector
     from fedglad.server.from_sums import Sums as Sums
+    from fedglad.server.server import REGISTRIES as REGISTRIES
     from fedglad.server.server import Method as Method
     from fedglad.server.server import Server as Server
-    from fedglad.server.state import REGISTRIES as REGISTRIES
+
 
 __getattr__, __dir__ = lazily(
     __name__,
     {
-        "REGISTRIES": "state",
+        "REGISTRIES": "server",
         "Collector": "from_sums",
         "Method": "server",
         "Server": "server",

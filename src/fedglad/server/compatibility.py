@@ -1,6 +1,5 @@
-"""Which boxes of a round can be combined: what cannot mean anything is refused with the reason."""
+"""Which parts of a round cannot be combined: what would mean nothing is refused, and why."""
 
-import sys
 from typing import Any
 
 from fedglad.adapters import Adapter
@@ -34,7 +33,7 @@ def refuse(
                 f"{_name(filter)} ignores weights, and the weights of sampler {_name(sampler)} are "
                 "part of it: use sampler.name = uniform, or filter.name = multi-krum"
             )
-        if reason := filter.needs(_most(sampler)):
+        if reason := filter.needs(sampler.largest_cohort):
             raise ValueError(reason)
         weighting = sampler.weighting or weighting
     if adapter.compares and filter.leaves_one:
@@ -76,12 +75,29 @@ def _refuse_client(client: Any, filter: Filter, weighting: Samples, server: Opti
         )
 
 
-def _most(sampler: Any) -> int:
-    """The largest cohort there may be; all clients may be many."""
-    if sampler.weighting is not None:  # of all candidates' updates
-        return sampler.candidates or sys.maxsize
-    scripted = getattr(sampler, "cohorts", {})
-    return max([sampler.clients_per_round, *map(len, scripted.values())])
+def refuse_sums(filter: Filter, weighting: Samples, method: object, distances: bool) -> None:
+    """Raises unless all parts of a server can do with sums of the updates."""
+    for part in (filter, weighting):
+        if part.keeps_updates:
+            raise ValueError(
+                f"{type(part).__name__} compares the updates with each other, and there are only "
+                f"their sums: use {'filter=None' if part is filter else 'Samples or Equal'}"
+            )
+    if filter.scales:
+        raise ValueError(
+            f"{type(filter).__name__} scales each update by its norm, and there are only their "
+            "sums: let the clients clip (Flower's fixedclipping_mod), and use filter=None"
+        )
+    if not weighting.normalises:
+        raise ValueError(
+            f"the weights of {type(weighting).__name__} do not sum to 1: use Samples or Equal"
+        )
+    if method is not None:
+        raise ValueError(
+            "a client method's server half needs more than the sums of updates: use method=None"
+        )
+    if distances:
+        raise ValueError("distances=True measures every update, and there are only their sums")
 
 
 def _name(part: Any) -> str:

@@ -1,32 +1,31 @@
 """Takes in a cohort, update by update in its order: validate, filter, aggregate."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from fedglad.core.aggregate import BufferMean, Sum, pack, sweep, totals_sq
+from fedglad.core.aggregate import BufferMean, Sum, accumulate, pack, totals_sq
 from fedglad.core.gram import Gram, trimmed_mean
 from fedglad.core.layout import Layout
 from fedglad.core.validate import (
     MAX_NORM,
     WEIGHTS,
-    Content,
-    Gate,
+    Limits,
+    Opened,
     Rejected,
-    Source,
     as_number,
     have_padding,
     identity,
     open_update,
 )
 from fedglad.filters import Filter
-from fedglad.records import Bundle, Failure, Several, Update, indicator
-from fedglad.weights import Client, Samples, State
+from fedglad.records import Bundle, Failure, Several, Statistics, Update, indicator
+from fedglad.weights import Client, Samples, WeightingState
 
 STACKED = 1 << 20  # elements of small updates that are measured as one matrix
 WINDOW = 1 << 31  # elements of a list's updates measured together: bounds the memory for row norms
@@ -36,230 +35,228 @@ class Skipped(Exception):
     """The round cannot be stepped; the message is the reason kept in the record."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What stays the same from round to round."""
+@dataclass(eq=False, kw_only=True)
+class Intake:
+    """Takes in the updates of one round, and changes nothing of the server's but `total`.
+
+    | field | meaning |
+    |---|---|
+    | `wants_extra`, `lengths` | what the server half of a client method asks for, see `Method` |
+    | `wants_distances` | measure each update's distance from their mean |
+    | `base` | θ as the clients received it |
+    | `limits` | what norm and weight is usual; the server keeps it if the round steps |
+    | `model_norm` | ‖θ‖, where no norm of an update is known yet |
+    | `total` | Σ w g, and in the end the mean |
+    | `entries` | the record's `clients`: one dict each, in the order of the updates |
+    | `accepted` | the updates that are in the sums, without their tensors |
+    | `gsi_unfiltered` | GSI before the filter; None: no filter changed anything |
+    | `distances` | {client: ‖g_k − ḡ‖} from the plain mean, where wanted |
+    """
 
     layout: Layout
     filter: Filter
     weighting: Samples
-    wants_extra: bool
+    weighting_state: WeightingState
     min_clients: int
-    distances: bool = False  # from the mean of each update, which asks for all of them at once
+    wants_extra: bool
+    lengths: Callable[[Sequence[int]], np.ndarray] | None
+    wants_distances: bool
+    base: Tensor
+    limits: Limits
+    model_norm: float
+    total: Sum
+    entries: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    accepted: list[Opened] = field(default_factory=list[Opened])
+    gsi_unfiltered: float | None = None
+    distances: dict[Client, float] | None = None
 
-    @property
-    def keeps_updates(self) -> bool:
-        return self.distances or self.filter.keeps_updates or self.weighting.keeps_updates
+    def __post_init__(self) -> None:
+        self.buffers = BufferMean(self.layout)
+        self.extra = Sum(self.layout) if self.wants_extra else None
+        self.total.clear()
 
+    def take(self, updates: Iterable[Any]) -> Statistics:
+        """Consumes the updates; raises Skipped if they make no round. The mean is in `total`."""
+        parts = (self.filter, self.weighting)
+        if self.wants_distances or any(part.keeps_updates for part in parts):
+            return self._keep(updates)
+        return self._stream(updates)
 
-@dataclass(slots=True)
-class Member:
-    """An accepted update: its line in the record, its raw weight and ‖g‖² of each tensor."""
-
-    entry: dict[str, Any]
-    weight: float
-    sq: np.ndarray
-    norm: float
-    steps: int | None
-    source: Source | None  # None once it is in the sums
-
-
-@dataclass(frozen=True)
-class Taken:
-    """A cohort that was added up."""
-
-    mean: Tensor
-    shares: np.ndarray  # the weights in the mean, (k,)
-    sq: np.ndarray  # ‖g_k‖² of each tensor, (k, tensors), as they entered the mean
-    mean_sq: np.ndarray  # ‖mean‖² of each tensor
-    gsi_unfiltered: float | None  # None: no filter changed anything
-    distances: dict[Client, float] | None = None  # ‖g_k − ḡ‖ from the plain mean, where wanted
-
-
-class Intake:
-    """One round's door. It changes nothing of the server's: a copy of the gate, sums of its own."""
-
-    def __init__(
-        self, plan: Plan, base: Tensor, gate: Gate, model_norm: float, total: Sum, state: State
-    ) -> None:
-        self.plan = plan
-        self.base = base  # θ as the clients received it
-        self.gate = gate.copy()
-        self.model_norm = model_norm
-        self.total = total
-        self.weighting_state = state
-        self.entries: list[dict[str, Any]] = []
-        self.members: list[Member] = []
-        self.buffers = BufferMean(plan.layout)
-        self.extra = Sum(plan.layout) if plan.wants_extra else None
-        total.clear()
-
-    def take(self, updates: Iterable[Any]) -> Taken:
-        """Consumes the updates; raises Skipped if they make no round."""
-        return self._keep(updates) if self.plan.keeps_updates else self._stream(updates)
-
-    def _stream(self, updates: Iterable[Any]) -> Taken:
+    def _stream(self, updates: Iterable[Any]) -> Statistics:
         """Adds each update and lets it go.
 
         An iterator may reuse its memory, so each item is measured, judged, and added before the
         next is asked for; Several or a Bundle as a whole. A list can be read again: it is added
         while it is measured, and anew where some are rejected. Same order, same bits.
         """
-        filter = self.plan.filter
-        unfiltered = Sum(self.plan.layout) if filter.scales else self.total
+        filter = self.filter
+        unfiltered = Sum(self.layout) if filter.scales else self.total
         if isinstance(updates, Sequence):
             self._take_list(updates, unfiltered)
         else:
-            for group in _groups(updates):
-                opened = self._open_all(group)
-                sources: Sequence[Source] | Tensor = [source for _, source in opened]
-                if isinstance(group, Bundle) and len(sources) == len(group.clients):
-                    sources = group.deltas
-                squares = self._sweep(sources)
-                self._add(self._judged(opened, squares), unfiltered)
-                del group, opened, sources  # nothing is kept while the next is made
+            for several in map(_together, updates):  # a generator would keep what it gave out
+                opened = self.open(several)
+                rows: Sequence[Opened] | Tensor = opened
+                if isinstance(several, Bundle) and len(opened) == len(several.clients):
+                    rows = several.deltas
+                self.add(self._judged(opened, self.accumulate(rows)), unfiltered)
+                del several, opened, rows  # nothing is kept while the next is made
         self._require_enough()
-        shares, factor = self._share([m.weight for m in self.members])
-        sq = np.array([m.sq for m in self.members])
+        shares, factor = self.share([update.raw for update in self.accepted])
+        sq = np.array([update.sq for update in self.accepted])
         mean_sq = self.total.mean_sq(factor)
-        gsi = None
         if filter.scales:
-            gsi = _gsi_all(sq, unfiltered.mean_sq(factor), shares)
-            sq *= np.array([filter.scale(m.norm) for m in self.members])[:, None] ** 2
-        return Taken(self.total.flat, shares, sq, mean_sq, gsi)
+            self.gsi_unfiltered = _gsi_all(sq, unfiltered.mean_sq(factor), shares)
+            sq *= np.array([filter.scale(update.norm) for update in self.accepted])[:, None] ** 2
+        return self._statistics(shares, sq, mean_sq)
 
     def _take_list(self, updates: Sequence[Any], unfiltered: Sum) -> None:
-        opened = self._open_all(updates)
-        sources = [source for _, source in opened]
-        if self.plan.filter.scales or not sources:
-            self._add(self._judged(opened, self._sweep(sources)), unfiltered)
+        opened = self.open(updates)
+        if self.filter.scales or not opened:
+            self.add(self._judged(opened, self.accumulate(opened)), unfiltered)
             return
-        hoped = _relative([self.plan.weighting.weigh(source.weight) for source in sources])
-        squares = self._sweep(sources, [(self.total, hoped)], factor=1 / math.fsum(hoped))
-        members = self._judged(opened, squares)
-        if len(members) == len(sources):
-            for member in members:
-                self._add_rest(member, member.weight)
+        hoped = _relative([self.weighting.weigh(update.weight) for update in opened])
+        squares = self.accumulate(opened, [(self.total, hoped)], factor=1 / math.fsum(hoped))
+        accepted = self._judged(opened, squares)
+        if len(accepted) == len(opened):
+            for update in accepted:
+                self._add_rest(update, update.raw)
         else:
             self.total.clear()
-            self._add(members, unfiltered)
+            self.add(accepted, unfiltered)
 
-    def _judged(
-        self, opened: Sequence[tuple[dict[str, Any], Source]], squares: np.ndarray
-    ) -> list[Member]:
-        pairs = zip(opened, squares, totals_sq(squares), strict=True)
-        judged = (self._judge(*found, sq, norm_sq) for found, sq, norm_sq in pairs)
-        return [member for member in judged if member]
+    def _judged(self, opened: Sequence[Opened], squares: np.ndarray) -> list[Opened]:
+        measured = zip(opened, squares, totals_sq(squares), strict=True)
+        return [update for update, sq, norm_sq in measured if self.judge(update, sq, norm_sq)]
 
-    def _add(self, members: list[Member], unfiltered: Sum) -> None:
-        """Adds updates that were let in, by their weights relative to the round's first."""
-        if not members:
+    def add(self, accepted: list[Opened], unfiltered: Sum) -> None:
+        """Adds accepted updates, by their weights relative to the round's first."""
+        if not accepted:
             return
-        plain = [m.weight / self.members[0].weight for m in members]
+        plain = [update.raw / self.accepted[0].raw for update in accepted]
         into = [(unfiltered, plain)]
         if unfiltered is not self.total:
-            norms = zip(plain, members, strict=True)
-            into.append((self.total, [w * self.plan.filter.scale(m.norm) for w, m in norms]))
-        self._sweep([m.source for m in members if m.source], into, measure=False)
-        for member in members:
-            self._add_rest(member, member.weight)
+            pairs = zip(plain, accepted, strict=True)
+            into.append((self.total, [w * self.filter.scale(update.norm) for w, update in pairs]))
+        self.accumulate(accepted, into, measure=False)
+        for update in accepted:
+            self._add_rest(update, update.raw)
 
-    def _keep(self, updates: Iterable[Any]) -> Taken:
+    def _keep(self, updates: Iterable[Any]) -> Statistics:
         """Keeps every update, for what needs the whole cohort; costs one model an update."""
-        layout, filter = self.plan.layout, self.plan.filter
+        layout, filter = self.layout, self.filter
         kept: list[Tensor] = []
-        for entry, source in chain.from_iterable(map(self._open_all, _groups(updates))):
-            packed = pack(layout, source, self.base)
-            extra = source.extra and Source(1.0, pack(layout, source.extra, self.base))
-            own = replace(source, tensors=packed, trained=False, extra=extra)
-            own.buffers = {name: value.clone() for name, value in source.buffers.items()}
-            sq = self._sweep([packed])
-            if self._judge(entry, own, sq[0], totals_sq(sq)[0], source.tensors):
+        for update in chain.from_iterable(map(self.open, map(_together, updates))):
+            packed, sent = pack(layout, update, self.base), update.tensors
+            update.tensors, update.trained = packed, False
+            if update.extra:
+                update.extra.tensors = pack(layout, update.extra, self.base)
+            update.buffers = {name: value.clone() for name, value in update.buffers.items()}
+            sq = self.accumulate([packed])
+            if self.judge(update, sq[0], totals_sq(sq)[0], sent):
                 kept.append(packed)
+            del update, sent  # the memory they were sent in may be used again
         self._require_enough()
-        gram = Gram(layout, kept, max(m.norm for m in self.members))
+        gram = Gram(layout, kept, max(update.norm for update in self.accepted))
         everyone = range(len(kept))
-        raw = [m.weight for m in self.members]
-        sq = np.array([m.sq for m in self.members])
-        clips = np.array([filter.scale(m.norm) for m in self.members])
-        shares, _ = self._share(raw)
-        gsi_unfiltered = _gsi_all(sq, gram.mean_sq(shares), shares)
+        raw = [update.raw for update in self.accepted]
+        sq = np.array([update.sq for update in self.accepted])
+        clips = np.array([filter.scale(update.norm) for update in self.accepted])
+        shares, _ = self.share(raw)
+        self.gsi_unfiltered = _gsi_all(sq, gram.mean_sq(shares), shares)
 
         if filter.robust:
             chosen = list(everyone)
-            shares, factor = self._share([1.0] * len(kept))[0], 1.0
+            shares, factor = self.share([1.0] * len(kept))[0], 1.0
             trimmed_mean(layout, kept, filter.trim(len(kept)), self.total.flat)
         else:
             chosen = filter.select(gram.of(everyone, clips).distances_sq())
             self._leave_out(set(everyone) - set(chosen), f"left out by {filter}")
-            clients: list[Client] = [self.members[k].entry["id"] for k in chosen]
-            given, self.weighting_state = self.plan.weighting.reweigh(
+            clients: list[Client] = [self.accepted[k].entry["id"] for k in chosen]
+            given, self.weighting_state = self.weighting.reweigh(
                 np.array(raw)[chosen], gram.of(chosen, clips), clients, self.weighting_state
             )
             weights = {k: float(w) for k, w in zip(chosen, given, strict=True) if w > 0}
-            self._leave_out(set(chosen) - weights.keys(), f"left out by {self.plan.weighting}")
+            self._leave_out(set(chosen) - weights.keys(), f"left out by {self.weighting}")
             chosen = list(weights)
             if not chosen:
-                raise Skipped(f"{self.plan.weighting} left all updates out")
-            self.members = [self.members[k] for k in chosen]
-            shares, factor = self._share([*weights.values()])
+                raise Skipped(f"{self.weighting} left all updates out")
+            self.accepted = [self.accepted[k] for k in chosen]
+            shares, factor = self.share([*weights.values()])
             clipped = (np.array(_relative([*weights.values()])) * clips[chosen]).tolist()
-            self._sweep([kept[k] for k in chosen], [(self.total, clipped)], measure=False)
-        for member, share in zip(self.members, shares, strict=True):
-            self._add_rest(member, float(share))
+            self.accumulate([kept[k] for k in chosen], [(self.total, clipped)], measure=False)
+        for update, share in zip(self.accepted, shares, strict=True):
+            self._add_rest(update, float(share))
+        if self.wants_distances:
+            apart = gram.of(chosen, clips).distances_to_mean().tolist()
+            clients = [update.entry["id"] for update in self.accepted]
+            self.distances = dict(zip(clients, apart, strict=True))
         mean_sq = self.total.mean_sq(factor)
-        clipped_sq = (sq * clips[:, None] ** 2)[chosen]
-        apart = gram.of(chosen, clips).distances_to_mean().tolist() if self.plan.distances else None
-        named = apart and {m.entry["id"]: d for m, d in zip(self.members, apart, strict=True)}
-        return Taken(self.total.flat, shares, clipped_sq, mean_sq, gsi_unfiltered, named)
+        return self._statistics(shares, (sq * clips[:, None] ** 2)[chosen], mean_sq)
+
+    def _statistics(self, shares: np.ndarray, sq: np.ndarray, mean_sq: np.ndarray) -> Statistics:
+        """The cohort in numbers; `sq` is ‖g_k‖² (k, tensor) as the updates entered the mean.
+
+        Normalised updates are brought back to the length of the mean client's: times τ = Σ w a.
+        """
+        if self.lengths is not None:
+            steps = [update.steps for update in self.accepted if update.steps is not None]
+            if len(steps) < len(self.accepted):
+                raise Skipped("the method needs Update(steps=...), and there is one without")
+            tau = float((shares * self.lengths(steps)).sum())
+            self.total.flat.mul_(tau)
+            sq, mean_sq = sq * tau**2, mean_sq * tau**2
+        by_share = shares[:, None]
+        sum_sq, sum_sq2 = (by_share * sq).sum(axis=0), (by_share**2 * sq).sum(axis=0)
+        return statistics(self.layout, sum_sq, sum_sq2, mean_sq, tuple(shares.tolist()))
 
     def _leave_out(self, places: Iterable[int], why: str) -> None:
         for k in places:
-            self.members[k].entry |= {"weight": 0.0, "rejected": why}
+            self.accepted[k].entry |= {"weight": 0.0, "rejected": why}
 
-    def _open_all(self, items: Iterable[Any] | Bundle) -> list[tuple[dict[str, Any], Source]]:
+    def open(self, items: Iterable[Any] | Bundle) -> list[Opened]:
         """Those of the updates whose form is right."""
         if isinstance(items, Bundle) and self._well_formed(items):
             opened = self._open_bundle(items)
-            padded = have_padding(self.plan.layout, items.deltas)
+            padded = have_padding(self.layout, items.deltas)
         else:
             single = items.updates() if isinstance(items, Bundle) else items
-            opened = [found for item in single if (found := self._open(item))]
-            parts = [p for _, s in opened for p in (s, s.extra) if p]
-            vectors = [p.tensors for p in parts if isinstance(p.tensors, Tensor)]
-            padded = any(have_padding(self.plan.layout, vector) for vector in vectors)
-        return [found for found in opened if not self._padded(*found)] if padded else opened
+            opened = [update for item in single if (update := self._open(item))]
+            parts = [part for update in opened for part in (update, update.extra) if part]
+            vectors = [part.tensors for part in parts if isinstance(part.tensors, Tensor)]
+            padded = any(have_padding(self.layout, vector) for vector in vectors)
+        return [update for update in opened if not self._padded(update)] if padded else opened
 
     def _well_formed(self, bundle: Bundle) -> bool:
-        deltas, layout = bundle.deltas, self.plan.layout
+        deltas, layout = bundle.deltas, self.layout
         least, most = WEIGHTS
         return (
             deltas.shape == (len(bundle.clients), layout.size)
             and (deltas.dtype, deltas.device) == (layout.dtype, layout.device)
             and deltas.is_contiguous()
             and all(least <= weight <= most for weight in bundle.weights)
-            and not self.plan.wants_extra
+            and not self.wants_extra
         )
 
-    def _open_bundle(self, bundle: Bundle) -> list[tuple[dict[str, Any], Source]]:
+    def _open_bundle(self, bundle: Bundle) -> list[Opened]:
         """What `_open` does, for many at once."""
         losses = (loss if math.isfinite(loss) else None for loss in bundle.losses)
-        told = zip(bundle.clients, losses, bundle.weights, bundle.steps, strict=True)
-        rows = zip(told, bundle.deltas.unbind(), strict=True)
-        opened = [(_entry(c, loss), Source(float(w), delta, k)) for (c, loss, w, k), delta in rows]
-        self.entries += [entry for entry, _ in opened]
+        entries = map(_entry, bundle.clients, losses)
+        rows = zip(entries, bundle.weights, bundle.deltas.unbind(), bundle.steps, strict=True)
+        opened = [Opened(entry, float(w), delta, steps) for entry, w, delta, steps in rows]
+        self.entries += [update.entry for update in opened]
         return opened
 
-    def _padded(self, entry: dict[str, Any], source: Source) -> bool:
-        for what, part in (("delta", source), ("extra", source.extra)):
+    def _padded(self, update: Opened) -> bool:
+        for what, part in (("delta", update), ("extra", update.extra)):
             vector = part.tensors if part else None
-            if isinstance(vector, Tensor) and have_padding(self.plan.layout, vector):
-                entry["rejected"] = f"{what} is a packed vector whose padding is not zero"
+            if isinstance(vector, Tensor) and have_padding(self.layout, vector):
+                update.entry["rejected"] = f"{what} is a packed vector whose padding is not zero"
                 return True
         return False
 
-    def _open(self, item: Any) -> tuple[dict[str, Any], Source] | None:
-        """The update's line in the record and its content, unless its form is wrong."""
+    def _open(self, item: Any) -> Opened | None:
+        """The update, unless its form is wrong; either way it has a line in the record."""
         update = Update(item) if isinstance(item, Mapping | Tensor) else item
         entry = _entry()
         self.entries.append(entry)
@@ -272,55 +269,56 @@ class Intake:
                     f"a {type(item).__name__} is neither an Update nor a dict of tensors"
                 )
             entry["id"], entry["loss"] = identity(update.client), as_number(update.loss)
-            if self.plan.weighting.needs_client and update.client is None:
-                raise Rejected(f"{type(self.plan.weighting).__name__} needs Update(client=...)")
-            source = open_update(update, self.plan.layout, wants_extra=self.plan.wants_extra)
-            if source.extra:
-                sq = self._sweep([source.extra])[0]
+            if self.weighting.needs_client and update.client is None:
+                raise Rejected(f"{type(self.weighting).__name__} needs Update(client=...)")
+            opened = open_update(update, self.layout, entry, wants_extra=self.wants_extra)
+            if opened.extra:
+                sq = self.accumulate([opened.extra])[0]
                 if not np.isfinite(sq).all():
-                    self._reject_values(sq, source.extra.tensors, "extra ")
+                    self._reject_values(sq, opened.extra.tensors, "extra ")
                 if (norm := math.sqrt(float(sq.sum()))) > MAX_NORM:
                     raise Rejected(f"extra has norm {norm:.3g}, above {MAX_NORM:.0e}")
         except Rejected as reason:
             entry["rejected"] = str(reason)
             return None
-        return entry, source
+        return opened
 
-    def _judge(
+    def judge(
         self,
-        entry: dict[str, Any],
-        source: Source,
+        update: Opened,
         sq: np.ndarray,
         norm_sq: float,
-        sent: Content | None = None,
-    ) -> Member | None:
-        """Lets an update in by its weight and norm, or notes why not; `sent` is its first form."""
-        entry["sq_norm"] = None if math.isnan(norm_sq) else norm_sq
-        weight = self.plan.weighting.weigh(source.weight)
-        member = Member(entry, weight, sq, math.sqrt(norm_sq), source.steps, source)
+        sent: list[Tensor] | Tensor | None = None,
+    ) -> bool:
+        """Accepts an update by its weight and norm, or notes why not; `sent` is its first form."""
+        update.entry["sq_norm"] = None if math.isnan(norm_sq) else norm_sq
+        update.sq, update.norm = sq, math.sqrt(norm_sq)
+        update.raw = self.weighting.weigh(update.weight)
         try:
             if math.isnan(norm_sq):
-                self._reject_values(sq, source.tensors if sent is None else sent)
-            self.gate.check_weight(source.weight)
-            self.gate.check_norm(member.norm, self.model_norm)
+                self._reject_values(sq, update.tensors if sent is None else sent)
+            self.limits.check_weight(update.weight)
+            self.limits.check_norm(update.norm, self.model_norm)
         except Rejected as reason:
-            entry["rejected"] = str(reason)
-            return None
-        self.gate.let_in(source.weight, member.norm)
-        self.members.append(member)
-        return member
+            update.entry["rejected"] = str(reason)
+            return False
+        self.limits.remember(update.weight, update.norm)
+        self.accepted.append(update)
+        return True
 
-    def _reject_values(self, sq: np.ndarray, tensors: Content, what: str = "") -> None:
+    def _reject_values(
+        self, sq: np.ndarray, tensors: list[Tensor] | Tensor, what: str = ""
+    ) -> None:
         """Says which tensor it was that has no finite norm."""
         first = int(np.flatnonzero(~np.isfinite(sq))[0])
-        name = f"{what}{self.plan.layout.names[first]!r}"
+        name = f"{what}{self.layout.names[first]!r}"
         tensor = tensors[first] if isinstance(tensors, list) else tensors
         if bool(tensor.double().isfinite().all()):
             raise Rejected(f"{name} has values too large for a norm below 1e12")
         raise Rejected(f"{name} holds NaN or inf")
 
     def _require_enough(self) -> None:
-        n, least = len(self.members), self.plan.min_clients
+        n, least = len(self.accepted), self.min_clients
         if n < least:
             reasons = [entry["rejected"] for entry in self.entries if "rejected" in entry]
             why = f"; the first rejected: {reasons[0]}" if reasons else ""
@@ -328,54 +326,74 @@ class Intake:
             raise Skipped(
                 f"{n} of {len(self.entries)} updates were accepted, {least} are needed{why}"
             )
-        if reason := self.plan.filter.needs(n):
+        if reason := self.filter.needs(n):
             raise Skipped(reason)
 
-    def _share(self, weights: list[float]) -> tuple[np.ndarray, float]:
+    def share(self, weights: list[float]) -> tuple[np.ndarray, float]:
         """Weights, mostly of sum 1, noted in the record, and what the relative ones are times."""
         relative = _relative(weights)
-        factor = 1 / math.fsum(relative) if self.plan.weighting.normalises else weights[0]
+        factor = 1 / math.fsum(relative) if self.weighting.normalises else weights[0]
         shares = np.array(relative) * factor
-        for member, share in zip(self.members, shares.tolist(), strict=True):
-            member.entry["weight"] = share
+        for update, share in zip(self.accepted, shares.tolist(), strict=True):
+            update.entry["weight"] = share
         return shares, factor
 
-    def _add_rest(self, member: Member, weight: float) -> None:
-        """What travels beside the parameters of an update that is in; then lets it go."""
-        source, member.source = member.source, None
-        assert source
-        if source.buffers:
-            self.buffers.add(source.buffers, weight)
-        if self.extra and source.extra:
-            self._sweep([source.extra], [(self.extra, [1.0])], measure=False)
+    def mean_loss(self) -> float | None:
+        """The mean of the accepted clients' losses by their shares, of those that are known."""
+        entries = [update.entry for update in self.accepted]
+        known = [(entry["weight"], entry["loss"]) for entry in entries if entry["loss"] is not None]
+        total = math.fsum(weight for weight, _ in known)
+        return math.fsum(weight * loss for weight, loss in known) / total if known else None
 
-    def _sweep(
+    def _add_rest(self, update: Opened, weight: float) -> None:
+        """Adds what goes with the parameters, and lets go of the update's memory."""
+        if update.buffers:
+            self.buffers.add(update.buffers, weight)
+        if self.extra and update.extra:
+            self.accumulate([update.extra], [(self.extra, [1.0])], measure=False)
+        update.tensors, update.buffers, update.extra = [], {}, None
+
+    def accumulate(
         self,
-        sources: Sequence[Source | Tensor] | Tensor,
+        updates: Sequence[Opened | Tensor] | Tensor,
         into: Sequence[tuple[Sum, Sequence[float]]] = (),
         *,
         measure: bool = True,
         factor: float | None = None,
     ) -> np.ndarray:
-        layout = self.plan.layout
+        """`core.aggregate.accumulate` in windows; `factor` makes a mean of `total` at the end."""
+        layout = self.layout
         squares = [np.empty((0, len(layout.names)))]
         window = max(1, (STACKED if len(layout.blocks) == 1 else WINDOW) // layout.size)
-        for k in range(0, len(sources), window):
+        for k in range(0, len(updates), window):
             part = slice(k, k + window)
-            if factor is not None and part.stop >= len(sources):
+            if factor is not None and part.stop >= len(updates):
                 self.total.factor = factor
             sums = [(total, weights[part]) for total, weights in into]
-            squares.append(sweep(layout, sources[part], self.base, sums, measure=measure))
+            squares.append(accumulate(layout, updates[part], self.base, sums, measure=measure))
         return np.concatenate(squares)
 
 
-def _groups(items: Iterable[Any]) -> Iterator[list[Any] | Bundle]:
-    """Updates that are there together: an engine may hand over many small ones at once."""
+def _together(item: Any) -> list[Any] | Bundle:
+    """Updates that are there at the same time: an engine may hand over many small ones at once."""
+    return item if isinstance(item, Several | Bundle) else [item]
 
-    def group(item: Any) -> list[Any] | Bundle:
-        return item if isinstance(item, Several | Bundle) else [item]
 
-    return map(group, items)  # a generator would keep an item while the next is made
+def statistics(
+    layout: Layout,
+    sum_sq: np.ndarray,
+    sum_sq2: np.ndarray,
+    mean_sq: np.ndarray,
+    weights: tuple[float, ...],
+) -> Statistics:
+    """The numbers by the tensors' names; raises Skipped if the mean is not finite."""
+    if not np.isfinite(mean_sq).all():
+        raise Skipped("the mean of the updates is not finite")
+
+    def named(values: np.ndarray) -> dict[str, float]:
+        return dict(zip(layout.names, values.tolist(), strict=True))
+
+    return Statistics(named(sum_sq), named(sum_sq2), named(mean_sq), weights)
 
 
 def _entry(client: Client = None, loss: float | None = None) -> dict[str, Any]:

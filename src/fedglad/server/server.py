@@ -1,26 +1,53 @@
-"""Server: composition only. One round is validate ▸ filter ▸ aggregate ▸ method ▸ adapt ▸ step."""
+"""The server: one round is validate ▸ filter ▸ aggregate ▸ method ▸ adapt ▸ step."""
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from os import PathLike
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from torch import Tensor, nn
 
-from fedglad.adapters import AdapterState, Factors
+from fedglad import adapters, filters, optimizers, weights
+from fedglad.adapters import Adapter, AdapterState, Factors
 from fedglad.core import checkpoint
-from fedglad.core.aggregate import norms_sq, products
-from fedglad.core.layout import stretches
-from fedglad.core.validate import Guard, as_number
+from fedglad.core.aggregate import Sum, norms_sq, products
+from fedglad.core.layout import rounded, split, stretches
+from fedglad.core.validate import Guard, Limits, as_number
+from fedglad.filters import Filter
+from fedglad.optimizers import SGD, Optimizer
 from fedglad.records import Record, Statistics, Update
-from fedglad.server.from_sums import Sums, SumsDoor, Totals, mean_loss, require_sums
-from fedglad.server.intake import Intake, Skipped, Taken
-from fedglad.server.state import REGISTRIES, ServerState
-from fedglad.server.state import Method as Method
+from fedglad.server.compatibility import refuse, refuse_sums
+from fedglad.server.from_sums import Sums, take_sums
+from fedglad.server.intake import Intake, Skipped
+from fedglad.weights import Samples, WeightingState
+
+REGISTRIES: dict[str, dict[str, type]] = {
+    "optimizer": optimizers.REGISTRY,
+    "adapter": adapters.REGISTRY,
+    "filter": filters.REGISTRY,
+    "weighting": weights.REGISTRY,
+}
 
 
-class Server(ServerState):
+class Method(Protocol):
+    """The server's half of a client method (SCAFFOLD's c, FedDyn's h).
+
+    Called between aggregate and adapt with packed vectors: the mean ḡ, the sum of the clients'
+    `extra`, how many there were, and its own state (named packed vectors, {} at first). Returns the
+    new state and a shift that is added to θ after the step, or None.
+
+    One with `wants_extra = False` gets no extra. One with `lengths(steps) -> a` is for clients that
+    send their updates divided by a (FedNova): the mean is then multiplied by Σ w a.
+    """
+
+    def __call__(
+        self, mean: Tensor, extra_sum: Tensor, count: int, state: dict[str, Tensor]
+    ) -> tuple[dict[str, Tensor], Tensor | None]: ...
+
+
+class Server:
     """Holds the global model and moves it by the clients' updates, round by round.
 
     >>> import torch
@@ -44,9 +71,80 @@ class Server(ServerState):
     them, and writing into them changes the model. Clone what must not change.
     """
 
+    def __init__(
+        self,
+        model: nn.Module | Mapping[str, Any],
+        *,
+        optimizer: Optimizer | None = None,
+        adapter: Adapter | None = None,
+        filter: Filter | None = None,
+        weighting: Samples | None = None,
+        method: Method | None = None,
+        buffers: Iterable[str] | None = None,
+        min_clients: int = 1,
+        guard: Guard | None = Guard(),  # noqa: B008 - frozen
+        distances: bool = False,
+    ) -> None:
+        if min_clients < 1:
+            raise ValueError(f"min_clients={min_clients!r}: a round needs at least one client")
+        self.optimizer = optimizer or SGD()
+        self.adapter = adapter or Adapter()
+        self.filter = filter or Filter()
+        self.weighting = weighting or Samples()
+        self.method = method
+        self.min_clients = min_clients
+        self.guard = guard
+        self.distances = distances
+        refuse(self.adapter, self.filter, self.weighting)
+        self.optimizer.rate(0)  # raises for a schedule without an end
+
+        self.layout, parameters, named_buffers = split(model, buffers)
+        self.round = 0
+        self._theta = self.layout.pack(parameters)
+        self._buffers = {name: value.clone() for name, value in named_buffers.items()}
+        self._total = Sum(self.layout)
+        self._slots = {
+            name: self.layout.zeros().fill_(value) for name, value in self.optimizer.slots().items()
+        }
+        self._groups = self.adapter.group(
+            dict(zip(self.layout.names, self.layout.numels, strict=True))
+        )
+        self._adapter_state = self.adapter.start(self._groups)
+        self._direction = self.layout.zeros() if self.adapter.direction is not None else None
+        self._limits = Limits(guard)
+        self._weighting_state: WeightingState = {}
+        self._method_state: dict[str, Tensor] = {}
+        # A method may be a plain function, without the two members that `Method` calls optional.
+        self._wants_extra = method is not None and getattr(method, "wants_extra", True)
+        self._lengths = getattr(method, "lengths", None)
+
     def __repr__(self) -> str:
         parts = f"{self.optimizer}, {self.adapter}, {self.filter}, {self.weighting}"
         return f"Server({len(self.layout.names)} tensors, round {self.round}, {parts})"
+
+    @property
+    def params(self) -> dict[str, Tensor]:
+        """The parameters, in their own dtypes."""
+        views = self.layout.views(self._theta)
+        dtypes = zip(views.items(), self.layout.dtypes, strict=True)
+        return {name: rounded(view, dtype) for (name, view), dtype in dtypes}
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Parameters and buffers, as `model.load_state_dict` takes them."""
+        params = self.params
+        tied = {alias: params[name] for alias, name in self.layout.aliases.items()}
+        return {**params, **tied, **self._buffers}
+
+    @property
+    def packed(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """The parameters as clients have them, one flat vector, and the buffers."""
+        return self._received(), self._buffers
+
+    @property
+    def sent(self) -> dict[str, Tensor]:
+        """What clients are sent beside the parameters: the state of the method's server half."""
+        return self._method_state
 
     def step(self, updates: Iterable[Any], *, population: int | None = None) -> Record:
         """One round: consumes the updates in their order and moves the model.
@@ -60,29 +158,11 @@ class Server(ServerState):
                 f"step takes an iterable of updates, got one {type(updates).__name__}: "
                 "put it in a list"
             )
-        intake = self.door(Intake, self._total)
+        intake = self.intake(self._total)
         try:
-            taken = self._stretched(intake.take(updates), intake)
-            totals = Totals.of(taken)
-            stats = self._statistics(totals, population)
-            method_state, shift = self._call_method(taken, intake)
-            factors, adapter_state = self._adapt(stats)
+            return self._advance(intake, intake.take(updates), population)
         except Skipped as reason:
             return Record("skipped", str(reason), intake.entries)
-
-        self._move(totals, factors, shift)
-        self._buffers.update(intake.buffers.mean())
-        self._gate = intake.gate.next()
-        self._weighting_state = intake.weighting_state
-        self._method_state = method_state
-        self._adapter_state = adapter_state
-        self.round += 1
-        entries = [member.entry for member in intake.members]
-        known = [(e["weight"], e["loss"]) for e in entries if e["loss"] is not None]
-        record = self._record(intake.entries, stats, factors, mean_loss(known))
-        if taken.gsi_unfiltered is not None:
-            record = replace(record, gsi_unfiltered=taken.gsi_unfiltered)
-        return replace(record, distances=taken.distances)
 
     def step_sums(
         self,
@@ -99,105 +179,16 @@ class Server(ServerState):
         compares the root of the mean of ‖g‖² and the mean weight with those of past rounds.
         Raises if a part of the server needs the updates themselves.
         """
-        require_sums(self)
+        refuse_sums(self.filter, self.weighting, self.method, self.distances)
         entries = [] if clients is None else clients
-        door = SumsDoor.of(self, self._total)
+        intake = self.intake(self._total)
         try:
-            totals, buffers = door.take_sums(sums)
-            stats = self._statistics(totals, population)
-            factors, adapter_state = self._adapt(stats)
+            record = self._advance(intake, take_sums(sums, intake), population)
         except Skipped as reason:
             rejected = [entry["rejected"] for entry in entries if "rejected" in entry]
             why = f"; the first rejected: {rejected[0]}" if rejected else ""
             return Record("skipped", f"{reason}{why}", entries)
-
-        self._move(totals, factors, None)
-        self._buffers.update(buffers)
-        self._gate = door.gate.next()
-        self._adapter_state = adapter_state
-        self.round += 1
-        return self._record(entries, stats, factors, as_number(sums.loss))
-
-    def _statistics(self, totals: Totals, population: int | None) -> Statistics:
-        if not np.isfinite(totals.mean_sq).all():
-            raise Skipped("the mean of the updates is not finite")
-
-        def named(values: np.ndarray) -> dict[str, float]:
-            return dict(zip(self.layout.names, values.tolist(), strict=True))
-
-        direction = None
-        if self._direction is not None:
-            direction = named(products(self.layout, totals.mean, self._direction))
-        return Statistics(
-            sum_sq=named(totals.sum_sq),
-            sum_sq2=named(totals.sum_sq2),
-            mean_sq=named(totals.mean_sq),
-            weights=totals.weights,
-            N=population,
-            direction=direction,
-            model_sq=named(norms_sq(self.layout, self._theta))
-            if self.adapter.needs_model
-            else None,
-        )
-
-    def _stretched(self, taken: Taken, intake: Intake) -> Taken:
-        """Normalised updates, back at the length of the mean client's: times τ = Σ w a."""
-        if (lengths := getattr(self.method, "lengths", None)) is None:
-            return taken
-        if None in (steps := [member.steps for member in intake.members]):
-            raise Skipped("the method needs Update(steps=...), and there is one without")
-        tau = float((taken.shares * lengths(steps)).sum())
-        return replace(
-            taken, mean=taken.mean.mul_(tau), sq=taken.sq * tau**2, mean_sq=taken.mean_sq * tau**2
-        )
-
-    def _call_method(self, taken: Taken, intake: Intake) -> tuple[dict[str, Tensor], Tensor | None]:
-        if self.method is None or intake.extra is None:
-            return self._method_state, None
-        return self.method(taken.mean, intake.extra.flat, len(intake.members), self._method_state)
-
-    def _adapt(self, stats: Statistics) -> tuple[Factors, AdapterState]:
-        factors, state = self.adapter.adapt(stats, self._groups, self._adapter_state, self.round)
-        if not np.isfinite(factors.scale).all():
-            raise Skipped(f"{self.adapter} gave a factor that is not finite")
-        return factors, state
-
-    def _move(self, totals: Totals, factors: Factors, shift: Tensor | None) -> None:
-        """The optimizer's step, block by block in the cache."""
-        if self._direction is not None and self.adapter.direction is not None:
-            self._direction.lerp_(totals.mean, 1 - self.adapter.direction)
-        scale = factors.scale[self._groups.index].tolist()
-        for block in self.layout.blocks:
-            for span, s in stretches(block, scale):
-                slots = {name: slot[span] for name, slot in self._slots.items()}
-                self.optimizer.step(self._theta[span], totals.mean[span], s, slots, self.round)
-            if factors.shrink is not None:
-                shrink = factors.shrink[self._groups.index]
-                shrink = np.where(totals.moved, shrink, 1.0).tolist()  # a frozen tensor stays
-                for span, s in stretches(block, shrink):
-                    self._theta[span].mul_(s)
-        if shift is not None:
-            self._theta += shift
-
-    def _record(
-        self,
-        entries: list[dict[str, Any]],
-        stats: Statistics,
-        factors: Factors,
-        train_loss: float | None,
-    ) -> Record:
-        labels, gsi_all = self._groups.labels, stats.gsi_all
-        return Record(
-            "stepped",
-            clients=entries,
-            gsi=dict(zip(labels, factors.gsi.tolist(), strict=True)),
-            baseline={n: b for n, b in zip(labels, factors.baseline.tolist(), strict=True) if b},
-            scale=dict(zip(labels, factors.scale.tolist(), strict=True)),
-            gsi_all=gsi_all,
-            gsi_unfiltered=gsi_all,
-            train_loss=train_loss,
-            statistics=stats,
-        )
+        return replace(record, clients=entries, train_loss=as_number(sums.loss))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the state and the settings to one file, atomically."""
@@ -205,7 +196,7 @@ class Server(ServerState):
 
     @classmethod
     def load(
-        cls, path: str | PathLike[str], model: nn.Module | Mapping[str, Any], **own: Any
+        cls, path: str | PathLike[str], model: nn.Module | Mapping[str, Any], **given: Any
     ) -> Self:
         """The saved server, for a model of the same layout.
 
@@ -214,21 +205,221 @@ class Server(ServerState):
         """
         tensors, meta = checkpoint.read(path)
         for role, registry in REGISTRIES.items():
-            if role not in own:
-                found = meta[role]["settings"]
-                if found is None:
+            if role not in given:
+                settings = meta[role]["settings"]
+                if settings is None:
                     raise checkpoint.CheckpointError(
                         f"{path} was saved with an own {role} ({meta[role]['class']}): "
                         f"pass it again, Server.load(path, model, {role}=...)"
                     )
-                own[role] = checkpoint.build(found, registry)
-        own.setdefault("min_clients", meta["min_clients"])
-        own.setdefault("guard", meta["guard"] and Guard(**meta["guard"]))
+                given[role] = checkpoint.build(settings, registry)
+        given.setdefault("min_clients", meta["min_clients"])
+        given.setdefault("guard", meta["guard"] and Guard(**meta["guard"]))
         names = [name for name, *_, kind in meta["layout"] if kind == "buffer"]
-        known: dict[str, Any] = {"buffers": names, **own}
+        known: dict[str, Any] = {"buffers": names, **given}
         try:
             server = cls(model, **known)
-        except ValueError:  # of another model: it will be told apart tensor by tensor
-            server = cls(model, **own)
+        except ValueError:  # of another model: what differs is said tensor by tensor
+            server = cls(model, **given)
         server.load_state_dict({**meta, "tensors": tensors})
         return server
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a round changes, copied: JSON types, and `tensors` by name."""
+        tensors, meta = self._snapshot()
+        return {**meta, "tensors": {name: value.clone() for name, value in tensors.items()}}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Takes over a state_dict of a server of the same make; anything else changes nothing."""
+        self._require_same_make(saved)
+        tensors = saved["tensors"]
+        for name, view in self._tensors().items():
+            view.copy_(tensors[name])
+        method: dict[str, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            if name.startswith("method/"):
+                _, key, tensor = name.split("/", 2)
+                method.setdefault(key, {})[tensor] = value
+        self._method_state = {key: self.layout.pack(parts) for key, parts in method.items()}
+        self.round = saved["round"]
+        self._adapter_state = {k: np.array(v) for k, v in saved["adapter"]["state"].items()}
+        self._limits = Limits(self.guard, **saved["gate"])
+        self._weighting_state = {k: list(v) for k, v in saved["weighting"]["state"].items()}
+
+    def intake(self, total: Sum) -> Intake:
+        """What takes in the next round's updates, and adds them to `total`."""
+        return Intake(
+            layout=self.layout,
+            filter=self.filter,
+            weighting=self.weighting,
+            weighting_state=self._weighting_state,
+            min_clients=self.min_clients,
+            wants_extra=self._wants_extra,
+            lengths=self._lengths,
+            wants_distances=self.distances,
+            base=self._received(),
+            limits=self._limits.copy(),
+            model_norm=0.0 if self._limits.usual_norm else self._norm(),
+            total=total,
+        )
+
+    def _advance(self, intake: Intake, stats: Statistics, population: int | None) -> Record:
+        """The rest of a round, from its numbers and the mean, which is in `_total`, to the record.
+
+        Raises Skipped before anything has changed.
+        """
+        stats = replace(stats, N=population, direction=self._along(), model_sq=self._model_sq())
+        method_state, shift = self._call_method(intake)
+        factors, adapter_state = self._adapt(stats)
+
+        self._move(stats, factors, shift)
+        self._buffers.update(intake.buffers.mean())
+        self._limits = intake.limits.next()
+        self._weighting_state = intake.weighting_state
+        self._method_state = method_state
+        self._adapter_state = adapter_state
+        self.round += 1
+        return self._record(intake, stats, factors)
+
+    def _along(self) -> dict[str, float] | None:
+        """⟨ḡ, m⟩ of each tensor, for an adapter that declares a running mean m."""
+        if self._direction is None:
+            return None
+        return self._named(products(self.layout, self._total.flat, self._direction))
+
+    def _model_sq(self) -> dict[str, float] | None:
+        """‖θ‖² of each tensor, for an adapter that needs it."""
+        return self._named(norms_sq(self.layout, self._theta)) if self.adapter.needs_model else None
+
+    def _named(self, values: np.ndarray) -> dict[str, float]:
+        return dict(zip(self.layout.names, values.tolist(), strict=True))
+
+    def _call_method(self, intake: Intake) -> tuple[dict[str, Tensor], Tensor | None]:
+        if self.method is None or intake.extra is None:
+            return self._method_state, None
+        count = len(intake.accepted)
+        return self.method(self._total.flat, intake.extra.flat, count, self._method_state)
+
+    def _adapt(self, stats: Statistics) -> tuple[Factors, AdapterState]:
+        factors, state = self.adapter.adapt(stats, self._groups, self._adapter_state, self.round)
+        if not np.isfinite(factors.scale).all():
+            raise Skipped(f"{self.adapter} gave a factor that is not finite")
+        return factors, state
+
+    def _move(self, stats: Statistics, factors: Factors, shift: Tensor | None) -> None:
+        """The optimizer's step, block by block in the cache."""
+        mean = self._total.flat
+        if self._direction is not None and self.adapter.direction is not None:
+            self._direction.lerp_(mean, 1 - self.adapter.direction)
+        scale = factors.scale[self._groups.index].tolist()
+        shrink = None
+        if factors.shrink is not None:
+            moved = [sq > 0 for sq in stats.sum_sq.values()]  # a frozen tensor stays
+            shrink = np.where(moved, factors.shrink[self._groups.index], 1.0).tolist()
+        for block in self.layout.blocks:
+            for span, s in stretches(block, scale):
+                slots = {name: slot[span] for name, slot in self._slots.items()}
+                self.optimizer.step(self._theta[span], mean[span], s, slots, self.round)
+            if shrink is not None:
+                for span, s in stretches(block, shrink):
+                    self._theta[span].mul_(s)
+        if shift is not None:
+            self._theta += shift
+
+    def _record(self, intake: Intake, stats: Statistics, factors: Factors) -> Record:
+        labels, gsi_all = self._groups.labels, stats.gsi_all
+        unfiltered = intake.gsi_unfiltered
+        return Record(
+            "stepped",
+            clients=intake.entries,
+            gsi=dict(zip(labels, factors.gsi.tolist(), strict=True)),
+            baseline={n: b for n, b in zip(labels, factors.baseline.tolist(), strict=True) if b},
+            scale=dict(zip(labels, factors.scale.tolist(), strict=True)),
+            gsi_all=gsi_all,
+            gsi_unfiltered=gsi_all if unfiltered is None else unfiltered,
+            train_loss=intake.mean_loss(),
+            statistics=stats,
+            distances=intake.distances,
+        )
+
+    def _received(self) -> Tensor:
+        """θ as clients have it: rounded to each parameter's own dtype."""
+        if self.layout.exact:
+            return self._theta
+        return self.layout.pack(self.params)
+
+    def _norm(self) -> float:
+        return math.sqrt(float(norms_sq(self.layout, self._theta).sum()))
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Every tensor of the state as a named live view, the method's apart."""
+        flats = {"params": self._theta, **{f"slots/{n}": slot for n, slot in self._slots.items()}}
+        if self._direction is not None:
+            flats["direction"] = self._direction
+        views = {
+            f"{part}/{name}": view
+            for part, flat in flats.items()
+            for name, view in self.layout.views(flat).items()
+        }
+        return {**views, **{f"buffers/{name}": value for name, value in self._buffers.items()}}
+
+    def _snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        method = {
+            f"method/{key}/{name}": view
+            for key, flat in self._method_state.items()
+            for name, view in self.layout.views(flat).items()
+        }
+        adapter = {name: values.tolist() for name, values in self._adapter_state.items()}
+        meta: dict[str, Any] = {
+            "version": checkpoint.VERSION,
+            "layout": self.layout.describe(),
+            "round": self.round,
+            "min_clients": self.min_clients,
+            "guard": self.guard and asdict(self.guard),
+            "gate": {"norms": [*self._limits.norms], "weights": [*self._limits.weights]},
+            **{
+                role: {
+                    "class": type(getattr(self, role)).__name__,
+                    "settings": checkpoint.settings(getattr(self, role), registry),
+                }
+                for role, registry in REGISTRIES.items()
+            },
+        }
+        meta["adapter"] |= {"groups": list(self._groups.labels), "state": adapter}
+        meta["weighting"] |= {"state": self._weighting_state}
+        return {**self._tensors(), **method}, meta
+
+    def _require_same_make(self, saved: Mapping[str, Any]) -> None:
+        if saved.get("version") != checkpoint.VERSION:
+            raise checkpoint.CheckpointError(
+                f"the state has version {saved.get('version')!r}, this fedglad reads "
+                f"{checkpoint.VERSION}"
+            )
+        for key in ("layout", "tensors", "round", "gate", "optimizer", "adapter", "weighting"):
+            if key not in saved:
+                raise checkpoint.CheckpointError(f"the state has no {key!r}")
+        checkpoint.require_same_layout(saved["layout"], self.layout.describe())
+        for role in ("optimizer", "adapter", "weighting"):
+            theirs, ours = saved[role]["class"], type(getattr(self, role)).__name__
+            if theirs != ours:
+                raise checkpoint.CheckpointError(
+                    f"the state was saved with {role} {theirs}, this server has {ours}"
+                )
+        if tuple(saved["adapter"]["groups"]) != self._groups.labels:
+            raise checkpoint.CheckpointError(
+                f"the state was saved with other groups: {saved['adapter']['groups'][:3]} ... "
+                f"where this server has {list(self._groups.labels[:3])} ..."
+            )
+        tensors = self._tensors()
+        for key in {n.split("/", 2)[1] for n in saved["tensors"] if n.startswith("method/")}:
+            views = self.layout.views(self._theta)
+            tensors |= {f"method/{key}/{name}": view for name, view in views.items()}
+        checkpoint.require_same_tensors(saved["tensors"], tensors)
+        theirs = {name: len(values) for name, values in saved["adapter"]["state"].items()}
+        ours = {name: len(values) for name, values in self._adapter_state.items()}
+        if theirs != ours:
+            raise checkpoint.CheckpointError(f"the adapter's state is {theirs}, not {ours}")
+        if self.method is None and any(name.startswith("method/") for name in saved["tensors"]):
+            raise checkpoint.CheckpointError(
+                "the state has a client method's vectors: give this server its method="
+            )
