@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 import numpy as np
 
+from fedglad.core.checks import check
 from fedglad.rng import stream
 
 if TYPE_CHECKING:
@@ -58,18 +59,16 @@ class Synthetic:
     seed: Annotated[int, "of the data"] = 0
 
     def __post_init__(self) -> None:
-        limits = {
-            "clients": (self.clients >= 1, "1 or more"),
-            "alpha": (0 <= self.alpha < np.inf, "0 or more, and finite"),
-            "beta": (0 <= self.beta < np.inf, "0 or more, and finite"),
-            "features": (self.features >= 1, "1 or more"),
-            "classes": (self.classes >= 2, "2 or more"),
-            "samples": (self.samples is None or self.samples >= 1, "1 or more, or left out"),
-            "test_clients": (self.test_clients >= 1, "1 or more"),
-        }
-        for name, (good, must) in limits.items():
-            if not good:
-                raise ValueError(f"Synthetic({name}={getattr(self, name)!r}): must be {must}")
+        check(
+            self,
+            clients=(self.clients >= 1, "1 or more"),
+            alpha=(0 <= self.alpha < np.inf, "0 or more, and finite"),
+            beta=(0 <= self.beta < np.inf, "0 or more, and finite"),
+            features=(self.features >= 1, "1 or more"),
+            classes=(self.classes >= 2, "2 or more"),
+            samples=(self.samples is None or self.samples >= 1, "1 or more, or left out"),
+            test_clients=(self.test_clients >= 1, "1 or more"),
+        )
 
     def load_federation(self) -> Self:
         """Itself: there is nothing to load."""

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from fedglad.core.checks import check
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -42,14 +44,12 @@ class BiLSTM:
     """Of the defaults: to count them, nobody need have the vectors."""
 
     def __post_init__(self) -> None:
-        limits = {
-            "hidden": (self.hidden >= 1, "1 or more"),
-            "dropout": (0 <= self.dropout < 1, "a share in [0, 1)"),
-            "classes": (self.classes >= 2, "2 or more"),
-        }
-        for name, (good, must) in limits.items():
-            if not good:
-                raise ValueError(f"BiLSTM({name}={getattr(self, name)!r}): must be {must}")
+        check(
+            self,
+            hidden=(self.hidden >= 1, "1 or more"),
+            dropout=(0 <= self.dropout < 1, "a share in [0, 1)"),
+            classes=(self.classes >= 2, "2 or more"),
+        )
 
     def build(self) -> nn.Module:
         """The model, initialised by torch's own rules."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
+from fedglad.core.checks import check
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -29,9 +31,8 @@ class FedOptCNN:
     dropout: Annotated[tuple[float, float], "before the two dense layers"] = (0.25, 0.5)
 
     def __post_init__(self) -> None:
-        _check(self, self.channels, self.size, 6, self.classes)
-        if not all(0 <= p < 1 for p in self.dropout):
-            raise ValueError(f"FedOptCNN(dropout={self.dropout!r}): must be two shares in [0, 1)")
+        _check(self, least=6)
+        check(self, dropout=(all(0 <= p < 1 for p in self.dropout), "two shares in [0, 1)"))
 
     def build(self) -> nn.Module:
         """The model, initialised by torch's own rules."""
@@ -57,7 +58,7 @@ class SmallCNN:
     classes: Annotated[int, "outputs"] = 10
 
     def __post_init__(self) -> None:
-        _check(self, self.channels, self.size, 2, self.classes)
+        _check(self, least=2)
 
     def build(self) -> nn.Module:
         """The model, initialised by torch's own rules."""
@@ -66,10 +67,10 @@ class SmallCNN:
         return Small(self)
 
 
-def _check(settings: object, channels: int, size: int, least: int, classes: int) -> None:
-    limits = {"channels": (channels, 1), "size": (size, least), "classes": (classes, 2)}
-    for name, (value, bound) in limits.items():
-        if value < bound:
-            raise ValueError(
-                f"{type(settings).__name__}({name}={value!r}): must be {bound} or more"
-            )
+def _check(settings: FedOptCNN | SmallCNN, least: int) -> None:
+    check(
+        settings,
+        channels=(settings.channels >= 1, "1 or more"),
+        size=(settings.size >= least, f"{least} or more"),
+        classes=(settings.classes >= 2, "2 or more"),
+    )

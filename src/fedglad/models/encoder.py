@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from fedglad.core.checks import check
 from fedglad.data import encoders
 
 if TYPE_CHECKING:
@@ -41,14 +42,12 @@ class Encoder:
     """Of the defaults: to count them, nobody need have the weights."""
 
     def __post_init__(self) -> None:
-        limits = {
-            "source": (bool(self.source), "a name or a folder"),
-            "classes": (self.classes >= 2, "2 or more"),
-            "lora": (self.lora >= 0, "0 (no adapters) or more"),
-        }
-        for name, (good, must) in limits.items():
-            if not good:
-                raise ValueError(f"Encoder({name}={getattr(self, name)!r}): must be {must}")
+        check(
+            self,
+            source=(bool(self.source), "a name or a folder"),
+            classes=(self.classes >= 2, "2 or more"),
+            lora=(self.lora >= 0, "0 (no adapters) or more"),
+        )
 
     def build(self) -> nn.Module:
         """The model; what is not pretrained starts as transformers has it."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated
 
+from fedglad.core.checks import check
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -28,14 +30,12 @@ class MLP:
     classes: Annotated[int, "outputs"] = 10
 
     def __post_init__(self) -> None:
-        limits = {
-            "features": (self.features >= 1, "1 or more"),
-            "hidden": (all(width >= 1 for width in self.hidden), "widths of 1 or more"),
-            "classes": (self.classes >= 2, "2 or more"),
-        }
-        for name, (good, must) in limits.items():
-            if not good:
-                raise ValueError(f"MLP({name}={getattr(self, name)!r}): must be {must}")
+        check(
+            self,
+            features=(self.features >= 1, "1 or more"),
+            hidden=(all(width >= 1 for width in self.hidden), "widths of 1 or more"),
+            classes=(self.classes >= 2, "2 or more"),
+        )
 
     def build(self) -> nn.Module:
         """The model, initialised by torch's own rule for linear layers."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from fedglad.core.checks import check
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -33,19 +35,16 @@ class ResNet56:
     basic: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        limits = {
-            "channels": (self.channels >= 1, "1 or more"),
-            "classes": (self.classes >= 2, "2 or more"),
-            "blocks": (
+        check(
+            self,
+            channels=(self.channels >= 1, "1 or more"),
+            classes=(self.classes >= 2, "2 or more"),
+            blocks=(
                 bool(self.blocks) and all(n >= 1 for n in self.blocks),
                 "one stage or more, with 1 block or more each",
             ),
-            "width": (self.width >= 1, "1 or more"),
-        }
-        for name, (good, must) in limits.items():
-            if not good:
-                value = getattr(self, name)
-                raise ValueError(f"{type(self).__name__}({name}={value!r}): must be {must}")
+            width=(self.width >= 1, "1 or more"),
+        )
 
     def norm(self, planes: int) -> nn.Module:
         """The normalisation after a convolution."""

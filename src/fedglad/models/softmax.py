@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
+from fedglad.core.checks import check
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -26,11 +28,11 @@ class SoftmaxRegression:
     classes: Annotated[int, "outputs"] = 10
 
     def __post_init__(self) -> None:
-        for name, least in (("features", 1), ("classes", 2)):
-            if getattr(self, name) < least:
-                raise ValueError(
-                    f"SoftmaxRegression({name}={getattr(self, name)!r}): must be {least} or more"
-                )
+        check(
+            self,
+            features=(self.features >= 1, "1 or more"),
+            classes=(self.classes >= 2, "2 or more"),
+        )
 
     def build(self) -> nn.Module:
         """The model, all zeros."""
