@@ -47,8 +47,8 @@ format: $(READY) ## Format the code and fix what ruff can fix
 	@$(VENV_PYTHON) -m ruff check --fix --exit-zero --quiet
 	@$(VENV_PYTHON) -m ruff format
 
-docs: $(READY) ## Write docs/methods.md from the classes' own text
-	@$(VENV_PYTHON) -c 'from fedglad.config.catalogue import markdown; print(markdown(), end="")' >docs/methods.md
+docs: $(READY) ## Write docs/methods.md and docs/api.md from the docstrings
+	@$(VENV_PYTHON) docs/make.py
 
 bench: $(READY) ## Measure against the machine's limit (BENCH=compute to choose)
 	@for name in $(BENCH); do \

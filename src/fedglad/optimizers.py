@@ -162,6 +162,7 @@ class Adam(Optimizer):
         return {"m": 0.0, "v": 0.0 if self.form == "authors" else self._settings[2] ** 2}
 
     def second_moment(self, v: Tensor, mean: Tensor, beta2: float) -> None:
+        """Moves v by the square of the mean, in place."""
         v.mul_(beta2).addcmul_(mean, mean, value=1 - beta2)
 
     def step(self, theta: Tensor, mean: Tensor, s: float, slots: Slots, t: int) -> None:

@@ -168,6 +168,7 @@ class Record:
 
     @property
     def stepped(self) -> bool:
+        """Whether the model was moved."""
         return self.status == "stepped"
 
     @property

@@ -46,6 +46,7 @@ class FedDyn(Counting):
     def server(  # pyright: ignore[reportIncompatibleVariableOverride]
         self, mean: Tensor, extra_sum: Tensor, count: int, state: Memory
     ) -> tuple[Memory, Tensor | None]:
+        """h after the round, and the shift −h/α of θ."""
         before = state.get("h", mean.new_zeros(mean.shape))
         h = before + (self.alpha / self.population) * extra_sum
         return {"h": h}, -h / self.alpha

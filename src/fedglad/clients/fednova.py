@@ -59,6 +59,7 @@ class FedNova(Plain):
     def server(  # pyright: ignore[reportIncompatibleVariableOverride]
         self,
     ) -> Normalised:
+        """The server half, which knows how long a client's way was."""
         return Normalised(self.momentum if self.optimizer == "sgdm" else 0.0)
 
     def finish(

@@ -63,5 +63,6 @@ class Scaffold(Counting):
     def server(  # pyright: ignore[reportIncompatibleVariableOverride]
         self, mean: Tensor, extra_sum: Tensor, count: int, state: Memory
     ) -> tuple[Memory, Tensor | None]:
+        """c after the round: the mean of all c_k."""
         before = state.get("c", mean.new_zeros(mean.shape))
         return {"c": before + extra_sum / self.population}, None

@@ -45,6 +45,7 @@ class VRLSGD(Plain):
     def server(  # pyright: ignore[reportIncompatibleVariableOverride]
         self, mean: Tensor, extra_sum: Tensor, count: int, state: Memory
     ) -> tuple[Memory, Tensor | None]:
+        """The plain mean of the gradients that the cohort took."""
         return {"mean": extra_sum / count}, None
 
     def settle(self, memory: Memory, heard: Memory) -> Memory:

@@ -1,5 +1,7 @@
 """Data sets, and how their samples come to clients; known to the configuration alone.
 
+    from fedglad.data import Digits, Partitioned
+
 | file | what it has |
 |---|---|
 | `federation.py` | what a simulation asks of a data set, and `Partitioned`, a set in memory |
@@ -7,7 +9,7 @@
 | `split.py` | the settings that every partitioned data set has |
 | `picture.py` | a partition as numbers, in the terminal and as a PNG |
 | `digits.py` | 1,797 handwritten digits of 8×8 pixels, bundled |
-| `images.py` | MNIST and CIFAR-10: stored bytes to a model's inputs, augmented in training |
+| `images.py`, `pixels.py` | MNIST and CIFAR-10; bytes to a model's inputs, augmented in training |
 | `texts.py` | 20 Newsgroups and AG News as token ids |
 | `tokens.py`, `words.py`, `encoders.py` | tokenised once: by words, or as an encoder was trained |
 | `vectors.py` | GloVe word vectors |
@@ -17,6 +19,38 @@
 A data set is a frozen dataclass of settings whose `load_federation()` gives a `Federation`. Only
 `fedglad.rng` is imported from the rest of the library.
 """
+
+from typing import TYPE_CHECKING
+
+from fedglad.core.lazy import lazily
+
+if TYPE_CHECKING:
+    from fedglad.data.digits import Digits as Digits
+    from fedglad.data.federation import Federation as Federation
+    from fedglad.data.federation import Partitioned as Partitioned
+    from fedglad.data.images import CIFAR10 as CIFAR10
+    from fedglad.data.images import MNIST as MNIST
+    from fedglad.data.split import Split as Split
+    from fedglad.data.synthetic import Synthetic as Synthetic
+    from fedglad.data.texts import AGNews as AGNews
+    from fedglad.data.texts import AGNews76k as AGNews76k
+    from fedglad.data.texts import TwentyNews as TwentyNews
+
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "AGNews": "texts",
+        "AGNews76k": "texts",
+        "CIFAR10": "images",
+        "Digits": "digits",
+        "Federation": "federation",
+        "MNIST": "images",
+        "Partitioned": "federation",
+        "Split": "split",
+        "Synthetic": "synthetic",
+        "TwentyNews": "texts",
+    },
+)
 
 REGISTRY = {
     "digits": "fedglad.data.digits:Digits",

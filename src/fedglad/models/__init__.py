@@ -1,5 +1,7 @@
 """Models, one file a family; known to the configuration alone.
 
+    from fedglad.models import FedOptCNN
+
 May import data, for weights and vectors that are fetched as data sets are, and nothing else.
 
 | name | file | what it is |
@@ -18,6 +20,36 @@ A model is a frozen dataclass of settings whose `build()` gives the module, init
 torch's generator, and from what was fetched: seed it, and the same model comes out. The modules
 themselves are in `networks/`, so that reading settings loads no torch.
 """
+
+from typing import TYPE_CHECKING
+
+from fedglad.core.lazy import lazily
+
+if TYPE_CHECKING:
+    from fedglad.models.bilstm import BiLSTM as BiLSTM
+    from fedglad.models.cnn import FedOptCNN as FedOptCNN
+    from fedglad.models.cnn import SmallCNN as SmallCNN
+    from fedglad.models.encoder import Encoder as Encoder
+    from fedglad.models.mlp import MLP as MLP
+    from fedglad.models.resnet import ResNet56 as ResNet56
+    from fedglad.models.resnet import ResNet56Basic as ResNet56Basic
+    from fedglad.models.resnet import ResNet56GroupNorm as ResNet56GroupNorm
+    from fedglad.models.softmax import SoftmaxRegression as SoftmaxRegression
+
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "BiLSTM": "bilstm",
+        "Encoder": "encoder",
+        "FedOptCNN": "cnn",
+        "MLP": "mlp",
+        "ResNet56": "resnet",
+        "ResNet56Basic": "resnet",
+        "ResNet56GroupNorm": "resnet",
+        "SmallCNN": "cnn",
+        "SoftmaxRegression": "softmax",
+    },
+)
 
 REGISTRY = {
     "softmax": "fedglad.models.softmax:SoftmaxRegression",

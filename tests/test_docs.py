@@ -1,0 +1,65 @@
+"""docs/api.md: every public name is in it, as the docstrings say it today."""
+
+import importlib.util
+import inspect
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def _make() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_make", DOCS / "make.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+make: Any = _make()
+NAMES = [(place, name) for place in make.PLACES for name in make.public(place)]
+
+
+def test_the_api_page_is_what_the_docstrings_say():
+    page = (DOCS / "api.md").read_text("utf-8")
+    assert page == make.api(), "the docstrings have changed: make docs"
+
+
+@pytest.mark.parametrize(("place", "name"), NAMES, ids=lambda part: part)
+def test_a_public_name_is_on_the_page_and_says_what_it_is(place: str, name: str):
+    chapter = (DOCS / "api.md").read_text("utf-8").split(f"\n## {place}\n")[1].split("\n## ")[0]
+    assert f"\n### {name}\n" in chapter
+    thing = make.public(place)[name]
+    first = inspect.cleandoc(thing.__doc__ or "").split("\n")[0]
+    assert first
+    assert first.endswith((".", ":"))
+    assert not first.startswith(f"{name}(")  # which dataclasses write by themselves
+
+
+@pytest.mark.parametrize(("place", "name"), NAMES, ids=lambda part: part)
+def test_public_methods_say_what_they_do(place: str, name: str):
+    thing = make.public(place)[name]
+    if not isinstance(thing, type):
+        return
+    fields = getattr(thing, "__dataclass_fields__", {})
+    members = {k: v for k, v in vars(thing).items() if not k.startswith("_") and k not in fields}
+    functions = [k for k, v in members.items() if inspect.isfunction(v) or isinstance(v, property)]
+    silent = [k for k in functions if not inspect.getdoc(getattr(thing, k))]
+    assert silent == []
+
+
+def test_names_that_users_type_are_public():
+    for place, name in {
+        "fedglad.samplers": "Uniform",
+        "fedglad.clients": "Plain",
+        "fedglad.data": "Partitioned",
+        "fedglad.models": "SmallCNN",
+        "fedglad.analysis": "compare",
+        "fedglad.runs": "execute",
+        "fedglad.server": "Collector",
+    }.items():
+        assert (place, name) in NAMES
