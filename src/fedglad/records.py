@@ -98,6 +98,8 @@ class Statistics:
     | `sum_sq`, `sum_sq2` | Σ w‖g‖² and Σ w²‖g‖² |
     | `mean_sq` | ‖ḡ‖² with ḡ = Σ w g, or the robust mean that took its place |
     | `weights` | w_k, summing to 1 unless an estimator says otherwise |
+    | `weight_sq` | Σ w², where the server knows no more of the weights than their sums; |
+    |             | `weights` then are some that have it |
     | `N` | the number of clients there are, where known |
     | `direction` | ⟨ḡ, m⟩ for an adapter that declares a running mean m of ḡ |
     | `model_sq` | ‖θ‖² before the step, for an adapter that declares that it needs it |
@@ -110,6 +112,7 @@ class Statistics:
     N: int | None = None
     direction: dict[str, float] | None = None
     model_sq: dict[str, float] | None = None
+    weight_sq: float | None = None
 
     @property
     def r(self) -> int:
@@ -194,6 +197,8 @@ class Record:
             "train_loss": self.train_loss,
             "gsi_all": self.gsi_all,
             "gsi_unfiltered": self.gsi_unfiltered,
+            **({"population": stats.N} if stats and stats.N is not None else {}),
+            **({"weight_sq": stats.weight_sq} if stats and stats.weight_sq is not None else {}),
             "tensors": tensors,
             "groups": groups,
         }

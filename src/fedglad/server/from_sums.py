@@ -7,7 +7,7 @@ docs/privacy.md.
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -139,8 +139,10 @@ def take_sums(sums: Sums, intake: Intake) -> Statistics:
     _require_usual(intake, sums.unit, weight / count, math.sqrt(math.fsum(sum_sq / weight)))
     if opened.buffers:
         intake.buffers.add(opened.buffers, 1.0)
-    weights = weights_of(count, weight_sq / weight**2)
-    return statistics(layout, sum_sq / weight, sum_sq2 / weight**2, mean_sq, weights)
+    share_sq = float(weight_sq / weight**2)
+    weights = weights_of(count, share_sq)
+    made = statistics(layout, sum_sq / weight, sum_sq2 / weight**2, mean_sq, weights)
+    return replace(made, weight_sq=share_sq)
 
 
 def _require_true(
