@@ -21,7 +21,7 @@ from _shared import best, machine, table
 from fedglad.config.schema import load
 from fedglad.report import page
 from fedglad.report.figures import payload
-from fedglad.report.folder import Reader, read
+from fedglad.runs.reader import Run
 from fedglad.runs.summary import summarise
 
 POPULATION, COHORT, CLASSES = 1000, 10, 10
@@ -83,13 +83,13 @@ def make(folder: Path, rounds: int, groups: int) -> None:
 
 def one_more_round(folder: Path, rounds: int, groups: int) -> float:
     """Seconds until a watched run's page has a new round."""
-    reader = Reader(folder)
-    payload([reader.read()], live=True)
+    run = Run(folder)
+    payload([run.read()], live=True)
     *_, last = records(rounds + 1, groups)
     with open(folder / "rounds.jsonl", "a") as file:
         file.write(json.dumps(last) + "\n")
     begin = time.perf_counter()
-    page.data(payload([reader.read()], live=True))
+    page.data(payload([run.read()], live=True))
     return time.perf_counter() - begin
 
 
@@ -105,12 +105,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         make(folder, rounds, chosen.groups)
-        story = read(folder)
-        told = payload([story])
+        view = Run(folder).read()
+        told = payload([view])
         seconds = best(
             {
-                "read the folder": lambda: read(folder),
-                "figures": lambda: payload([story]),
+                "read the folder": lambda: Run(folder).read(),
+                "figures": lambda: payload([view]),
                 "write the page": lambda: page.write(told, folder / "report.html"),
             },
             repeats,

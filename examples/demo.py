@@ -24,7 +24,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from fedglad.analysis import Comparison, compare
-from fedglad.analysis.comparison import interval
+from fedglad.analysis.statistics import interval
 from fedglad.cli.compare import show_comparison
 from fedglad.cli.progress import ShowSweep
 from fedglad.data.digits import Digits

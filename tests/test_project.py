@@ -44,7 +44,7 @@ OUTSIDE = {"__init__", "__main__", "moved"}  # names that lead into the house
 
 ONLY_IN = {
     "flwr": {"flower"},
-    "matplotlib": {"report", "analysis", "data", "studies"},
+    "matplotlib": {"report"},
     "transformers": {"models", "data"},
     "scipy": {"samplers"},
     "ray": set[str](),

@@ -12,9 +12,11 @@ from cli.test_cli import said
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
-from fedglad.analysis.comparison import compare, interval, students_t
+from fedglad.analysis.comparison import compare
+from fedglad.analysis.grouping import CompareError, labels_of
+from fedglad.analysis.statistics import interval, students_t
 from fedglad.cli import app
-from fedglad.config.keys import CompareError, label, labels_of
+from fedglad.config.keys import label
 from fedglad.config.schema import load
 
 
@@ -242,7 +244,7 @@ def test_a_plot_that_cannot_be_drawn(
         result = call("compare", *args)
         assert result.exit_code == 2, result.exception
         assert message in said(result)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = call("compare", *curved, "--plot", tmp_path / "a.png")
     assert "pip install 'fedglad[report]'" in said(result)
 

@@ -54,6 +54,7 @@ SMALL = {
 
 REPLAYABLE = ["none", "glad", "fedexp", "fixed", "pooled"]
 REFUSED = ["fedhyper", "fedlws", "aligned"]
+NEW = ("population", "weight_sq")
 
 
 def config(more: Mapping[str, Any]) -> Config:
@@ -73,6 +74,15 @@ def own(folder: Path) -> Replayed:
     assert [one.round for one in found.rounds] == [r["round"] for r in stepped]
     assert [one.groups for one in found.rounds] == [r["groups"] for r in stepped]
     return found
+
+
+def older(folder: Path) -> Path:
+    """The same records without the fields that older versions did not write."""
+    lines = [
+        json.dumps({k: v for k, v in one.items() if k not in NEW}) for one in Run(folder).rounds()
+    ]
+    (folder / "rounds.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -453,7 +463,7 @@ def test_no_gamma_no_adaptation(seed: int, kind: type[Glad] | type[Pooled]):
 def test_sums_of_reported_norms_are_replayed_to_the_bit(
     adapter: Adapter, seed: int, tmp_path: Path
 ):
-    """The server knows only sums of the weights there, and the record only shares."""
+    """The server knows only sums of the weights there; the record has their Σw²."""
     server = Server(theta(), adapter=adapter, guard=None)
     records: list[Record] = []
     for cohort in some_rounds(seed):
@@ -467,8 +477,12 @@ def test_sums_of_reported_norms_are_replayed_to_the_bit(
     if any(found.stepped for found in records):
         lines = "".join(f"{json.dumps(one)}\n" for one in written(records))
         (tmp_path / "rounds.jsonl").write_text(lines)
+        (tmp_path / "config.toml").unlink(missing_ok=True)
+        found = replay(tmp_path, adapter)
+        assert (found.exact, found.notes) == (True, ())
+        assert replay(written(records), adapter).exact
         (tmp_path / "config.toml").write_text('[engine]\nreport = "norms"\n')
-        assert replay(tmp_path, adapter, population=20).exact
+        assert replay(older(tmp_path), adapter, population=20).exact
 
 
 def test_the_weights_behind_sums_are_found_again_from_the_shares():
@@ -523,9 +537,15 @@ def test_the_folder_of_a_run_with_flower(report: Any, adapter: Adapter, tmp_path
     )
     strategy.start(grid, record(model()), num_rounds=5, timeout=1)
     assert any("rejected" in c for r in Run(tmp_path / "run").rounds() for c in r["clients"])
-    assert own(tmp_path / "run").exact
+    assert all(("weight_sq" in r) == (report == "norms") for r in Run(tmp_path / "run").rounds())
+    found = own(tmp_path / "run")
+    assert (found.exact, found.notes) == (True, ())
     other = replay(tmp_path / "run", FedExP(eps=0))
     assert [list(one.groups) for one in other.rounds] == [["all"]] * 5
+    found = own(older(tmp_path / "run"))
+    assert found.exact
+    late = "Pooled reckons with 7 clients in every round: some may have come later"
+    assert found.notes == ((late,) if isinstance(adapter, Pooled) else ())
 
 
 @pytest.mark.usefixtures("clock")
@@ -533,8 +553,12 @@ def test_what_a_monitor_recorded(tmp_path: Path):
     strategy = Monitor(FedAvg(fraction_evaluate=0.0), checkpoint_dir=tmp_path / "run")
     strategy.start(LocalGrid(clients(5)), record(model()), num_rounds=4, timeout=1)
     assert own(tmp_path / "run").exact
+    assert {line.stats.N for line in read(tmp_path / "run").lines} == {5}
+    told = replay(tmp_path / "run", Pooled())
+    older(tmp_path / "run")
     with pytest.raises(ReplayError, match="--population"):  # there is no checkpoint to tell
         replay(tmp_path / "run", Pooled())
+    assert replay(tmp_path / "run", Pooled(), population=5).rounds == told.rounds
     assert replay(tmp_path / "run", Pooled(), population=5).rounds
     with pytest.raises(ReplayError, match=r"no checkpoint .* Flower"):
         replay(tmp_path / "run", Glad(min_group=3))
@@ -588,7 +612,8 @@ def test_the_number_of_clients_of_own_data_must_be_given(recorded: Path, tmp_pat
         text = (recorded / "config.toml").read_text().replace('"digits"', f'"{name}"')
         (tmp_path / "config.toml").write_text(text)
         (tmp_path / "rounds.jsonl").write_bytes((recorded / "rounds.jsonl").read_bytes())
-        assert known == read(tmp_path).lines[0].stats.N
+        assert read(tmp_path).lines[0].stats.N == 50  # in every round's own record
+        assert known == read(older(tmp_path)).lines[0].stats.N
     with pytest.raises(ReplayError, match="population=N"):
         replay(tmp_path, Pooled())
     assert read(tmp_path, population=9).lines[0].stats.N == 9
@@ -842,6 +867,9 @@ def test_a_number_of_clients_that_cannot_be(recorded: Path, tmp_path: Path):
     for name in ("labels.json", "config.toml"):
         (untold / name).unlink()
     shutil.rmtree(untold / "checkpoints")
+    with pytest.raises(ReplayError, match="the run tells of 50 clients, not 1: leave it out"):
+        read(untold, population=1)
+    older(untold)
     with pytest.raises(ReplayError, match=r"clients: there are more than 1"):
         read(untold, population=1)
 
@@ -850,3 +878,55 @@ def test_a_file_that_cannot_be_written_is_said(recorded: Path, tmp_path: Path):
     result = call(recorded, "--out", tmp_path / "no/a.csv")
     assert result.exit_code == 2
     assert "cannot be written: No such file or directory" in said(result)
+
+
+@pytest.mark.parametrize("report", ["updates", "norms"])
+def test_the_number_of_clients_may_grow(report: str, tmp_path: Path):
+    """Each round's record has the N that its rule was given."""
+    server, records = Server(theta(), adapter=Pooled(gamma=0.5), guard=None), list[Record]()
+    for t, cohort in enumerate(some_rounds(3)):
+        if report == "updates":
+            records.append(server.step(cohort, population=10 + t))
+            continue
+        collector = Collector(server)
+        for update in cohort:
+            assert isinstance(update.delta, dict)
+            collector.take(
+                update, [float(x.double().square().sum()) for x in update.delta.values()]
+            )
+        sums = collector.sums()
+        records.append(server.step_sums(sums, population=10 + t, clients=collector.entries))
+    assert sum(one.stepped for one in records) > 2
+    lines = "".join(f"{json.dumps(one)}\n" for one in written(records))
+    (tmp_path / "rounds.jsonl").write_text(lines)
+    found = read(tmp_path)
+    assert [line.stats.N for line in found.lines] == [
+        10 + t for t, one in enumerate(records) if one.stepped
+    ]
+    assert replay(found, Pooled(gamma=0.5)).exact
+    with pytest.raises(ReplayError, match="the run tells of 14 clients, not 12"):
+        read(tmp_path, population=12)
+
+
+def test_a_run_that_is_resumed_meanwhile_is_read_at_one_moment(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch
+):
+    opened: list[str] = []
+    plain = Path.read_text
+
+    def counted(path: Path, *args: Any, **more: Any) -> str:
+        opened.append(path.name)
+        return plain(path, *args, **more)
+
+    monkeypatch.setattr(Path, "read_text", counted)
+    assert replay(recorded, Glad()).exact
+    assert opened.count("rounds.jsonl") == 1
+
+
+@pytest.mark.parametrize("value", ["12", 1.5, True, [], -1])
+def test_a_population_that_is_no_number_is_damage(value: Any, recorded: Path, tmp_path: Path):
+    for name in ("config.toml", "rounds.jsonl"):
+        (tmp_path / name).write_bytes((recorded / name).read_bytes())
+    edited(lambda r: r[1].update(population=value))(tmp_path)
+    with pytest.raises(ReplayError, match="round 2 "):
+        read(tmp_path)

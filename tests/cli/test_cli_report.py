@@ -98,7 +98,10 @@ def test_mistakes_are_said(tmp_path: Path):
     (tmp_path / "file").write_text("")
     for arguments, said in (
         (["report", tmp_path / "absent"], "there is no folder"),
-        (["report", tmp_path / "empty"], "is not a run, nor a folder of runs"),
+        (
+            ["report", tmp_path / "empty"],
+            "holds no run: there is no config.toml, no rounds.jsonl, no summary.json in it or one",
+        ),
         (["report", folder, "--format", "gif"], "unknown format 'gif': choose from png, svg, pdf"),
         (["report", folder, "--baseline", "x"], "baseline 'x' matches no group"),
         (["report", folder, "--out", tmp_path], "is a folder: name a file"),

@@ -1,10 +1,9 @@
-"""How a partition is shown: the numbers by hand, what fits on a screen, and a real PNG."""
+"""How a partition is shown: the numbers by hand, and what fits on a screen."""
 
 import io
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from rich.console import Console
 
 from fedglad.data.digits import Digits
 from fedglad.data.federation import Partitioned
-from fedglad.data.picture import class_counts, png, sentence, summary, text
+from fedglad.data.picture import class_counts, sentence, summary, text
 from fedglad.data.split import Split
 from fedglad.rng import stream
 
@@ -157,36 +156,7 @@ def test_it_reads_the_same_without_colours():
     assert "\x1b[36m" in outputs[1]
 
 
-@pytest.mark.parametrize(("clients", "classes"), [(1, 1), (100, 10), (2500, 10), (20, 100)])
-def test_a_png_is_drawn(tmp_path: Path, clients, classes):
-    from matplotlib.image import imread
-
-    path = tmp_path / "picture"
-    png(skewed(clients, classes), path, title=r"natural, by the keys in $a\keys\x$.txt")
-    image = imread(path, format="png")
-    assert image.shape[1] == 1500
-    assert len(np.unique(image[..., 0])) > 20  # shades of the colour bar, at least
-
-
-def test_darker_cells_have_larger_shares(tmp_path: Path):
-    from matplotlib.image import imread
-
-    png(np.array([[10, 0], [0, 10]]), tmp_path / "a.png")
-    blue = imread(tmp_path / "a.png")[..., :3]
-    dark = np.argwhere(np.abs(blue - np.array([8, 48, 107]) / 255).max(axis=2) < 0.02)
-    # Client 0's class 0 is above on the left, client 1's class 1 below on the right; the colour
-    # bar stands to the right of both.
-    left, right = (dark[(dark[:, 1] > low) & (dark[:, 1] < low + 400)] for low in (200, 800))
-    assert left[:, 0].max() <= right[:, 0].min()
-
-
 def test_importing_it_loads_neither_rich_nor_matplotlib():
     script = "import sys, fedglad.data.picture; print({'rich', 'matplotlib'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "set()"
-
-
-def test_without_matplotlib_the_way_out_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ModuleNotFoundError, match=r"a PNG needs matplotlib: pip install 'fedglad"):
-        png(COUNTS, tmp_path / "a.png")

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedglad.runs.reader import Run, RunView
+
 CONFIG: dict[str, Any] = {
     "rounds": 3,
     "seed": 1,
@@ -84,6 +86,11 @@ def write(
         }
         (folder / "summary.json").write_text(json.dumps(told))
     return folder
+
+
+def read(folder: Path) -> RunView:
+    """A run's folder as a report reads it."""
+    return Run(folder).read()
 
 
 def rounds(accuracies: Iterable[float | None], **changes: Any) -> list[dict[str, Any]]:

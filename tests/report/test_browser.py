@@ -17,13 +17,13 @@ from playwright.sync_api import Browser, expect
 
 from fedglad.config.schema import load
 from fedglad.report.figures import payload
-from fedglad.report.folder import read
 from fedglad.report.page import write
 from fedglad.report.watch import serve
 from fedglad.runs import execute
 from fedglad.trust import Alarm
 
 from .browser import Opened, opened, started
+from .made import read
 
 pytestmark = pytest.mark.slow
 

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedglad.report import figures, page
+from fedglad.report import ReportError, figures, page
 from fedglad.report.figures import payload
-from fedglad.report.folder import ReportError, read
 from fedglad.report.headline import span
-from tests.report.made import changed, record, rounds, write
+from tests.report.made import changed, read, record, rounds, write
 
 LABELS = [[3, 1], [0, 4], [2, 0]]
 
@@ -334,8 +333,8 @@ def test_a_page_at_the_limits_is_below_5_mb(tmp_path: Path):
         changes = dict(zip(keys, figures_of, strict=True))
         found.append(record(t, clients=clients, groups=layers, reason=None, **changes))
     counts = random.integers(0, 9, (1000, 100)).tolist()
-    story = read(write(tmp_path, labels=counts))
-    told = payload([replace(story, rounds=tuple(found))])  # as read, without the reading
+    view = read(write(tmp_path, labels=counts))
+    told = payload([replace(view, rounds=tuple(found))])  # as read, without the reading
     (run,) = told["runs"]
     assert len(run["heat"]["groups"]) == 200  # 100,000 cells / 500 rounds
     assert sum(cohort is not None for cohort in run["labels"]["cohorts"]) == 400

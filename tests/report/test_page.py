@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedglad.report import page
+from fedglad.report import ReportError, page
 from fedglad.report.figures import payload
-from fedglad.report.folder import ReportError, read
-from tests.report.made import changed, record, write
+from tests.report.made import changed, read, record, write
 
 HOSTILE = "</script><script>alert(1)</script><!-- /*CSS*/ /*DATA*/ TITLE &amp; \u2028"
 

@@ -209,7 +209,7 @@ def test_seeds_are_a_band_around_their_mean():
         assert list(line.get_xdata()) == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12]
         assert line.get_ydata()[0] == 2.5
         assert line.get_ydata()[4] == 1.2
-        (band,) = (c for c in gsi.collections if c.get_alpha() == rounds.BAND)
+        (band,) = (c for c in gsi.collections if c.get_alpha() == style.BAND)
         low, high = band.get_paths()[0].get_extents().y0, band.get_paths()[0].get_extents().y1
         assert low == pytest.approx(1.2)
         assert high == pytest.approx(4.0)

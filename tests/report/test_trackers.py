@@ -546,7 +546,7 @@ def test_a_hostile_config_has_settings_and_an_id(tmp_path: Path):
         file.write(".".join(["a"] * 3000) + " = 1\n[b]\n" + f"c = 0x{'f' * 5000}\n")
     source = Source(folder)
     assert len(source.id) == 12
-    told = hyperparameters(source.story.config)
+    told = hyperparameters(source.view.config)
     assert (told["engine.a"], told["b.c"], told["rounds"]) == ("?", "?", 3)
 
 

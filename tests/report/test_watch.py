@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from fedglad.report import watch
-from fedglad.report.folder import ReportError
+from fedglad.report import ReportError, watch
+from fedglad.runs import RunError
 from tests.report.made import changed, hear_ctrl_c, record, write
 
 
@@ -253,9 +253,9 @@ def test_all_ports_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path):
-    with pytest.raises(ReportError, match="is not a run"):
+    with pytest.raises(RunError, match="is not a run"):
         watch.serve(tmp_path, 0)
-    with pytest.raises(ReportError, match="there is no folder"):
+    with pytest.raises(RunError, match="there is no folder"):
         watch.serve(tmp_path / "absent", 0)
 
 

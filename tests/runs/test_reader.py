@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from fedglad.config.schema import load
 from fedglad.report import page
 from fedglad.report.figures import payload
-from fedglad.report.folder import FILES, Reader, ReportError, expand, read
 from fedglad.runs import execute
-from tests.report.made import record, write
+from fedglad.runs.reader import FILES, Run, RunError, run_folders
+from tests.report.made import read, record, write
 
 LABELS = [[3, 1], [0, 2]]
 THREE = [record(t) for t in range(3)]
@@ -35,39 +35,37 @@ def numbers(folder: Path) -> list[int]:
 
 
 def test_a_whole_run_misses_nothing(tmp_path: Path):
-    story = read(write(tmp_path, THREE, labels=LABELS, finish=True))
-    assert story.missing == ()
-    assert (story.finished, story.complete, story.planned) == (True, True, 3)
-    assert story.config["adapter"] == {"name": "glad", "gamma": 0.02}
-    assert story.labels is not None
-    assert story.labels.tolist() == LABELS
+    view = read(write(tmp_path, THREE, labels=LABELS, finish=True))
+    assert view.missing == ()
+    assert (view.finished, view.complete, view.planned) == (True, True, 3)
+    assert view.config["adapter"] == {"name": "glad", "gamma": 0.02}
+    assert view.labels is not None
+    assert view.labels.tolist() == LABELS
     # The report needs no statistics by tensor.
     kept = [{key: value for key, value in one.items() if key != "tensors"} for one in THREE]
-    assert list(story.rounds) == [{**one, "reason": None} for one in kept]
+    assert list(view.rounds) == [{**one, "reason": None} for one in kept]
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path):
-    with pytest.raises(
-        ReportError, match=r"is not a run: it has no config\.toml, no rounds\.jsonl"
-    ):
+    with pytest.raises(RunError, match=r"is not a run: it has no config\.toml, no rounds\.jsonl"):
         read(tmp_path)
-    with pytest.raises(ReportError, match="there is no folder"):
+    with pytest.raises(RunError, match="there is no folder"):
         read(tmp_path / "absent")
-    with pytest.raises(ReportError, match="not a run, nor a folder of runs"):
-        expand([tmp_path])
-    with pytest.raises(ReportError, match="there is no folder"):
-        expand([tmp_path / "absent"])
+    with pytest.raises(RunError, match=r"holds no run: there is no config\.toml, no rounds\.jsonl"):
+        run_folders([tmp_path])
+    with pytest.raises(RunError, match="there is no folder"):
+        run_folders([tmp_path / "absent"])
     (tmp_path / "file").touch()
-    with pytest.raises(ReportError, match="file is a file: give the folder of a run"):
-        expand([tmp_path / "file"])
+    with pytest.raises(RunError, match="file is a file: give the folder of a run"):
+        run_folders([tmp_path / "file"])
 
 
 def test_a_run_that_has_not_begun(tmp_path: Path):
     write(tmp_path).joinpath("rounds.jsonl").unlink()
-    story = read(tmp_path)
-    assert story.rounds == ()
-    assert not story.finished
-    assert story.missing == (
+    view = read(tmp_path)
+    assert view.rounds == ()
+    assert not view.finished
+    assert view.missing == (
         "there is no rounds.jsonl: no round is recorded",
         "there is no labels.json: no label distributions can be shown",
         "the run is not finished, rounds recorded: 0 of 3",
@@ -75,9 +73,9 @@ def test_a_run_that_has_not_begun(tmp_path: Path):
 
 
 def test_only_rounds(tmp_path: Path):
-    story = read(write(tmp_path, THREE, config=None, labels=LABELS))
-    assert (len(story.rounds), story.planned, story.finished) == (3, None, False)
-    assert story.missing == (
+    view = read(write(tmp_path, THREE, config=None, labels=LABELS))
+    assert (len(view.rounds), view.planned, view.finished) == (3, None, False)
+    assert view.missing == (
         "there is no config.toml: the settings and the seed are not known",
         "the run is not finished, rounds recorded: 3",
     )
@@ -86,9 +84,9 @@ def test_only_rounds(tmp_path: Path):
 def test_only_a_summary(tmp_path: Path):
     write(tmp_path, THREE, finish=True, labels=LABELS)
     (tmp_path / "rounds.jsonl").unlink()
-    story = read(tmp_path)
-    assert (story.rounds, story.finished, story.complete) == ((), True, False)
-    assert story.missing == (
+    view = read(tmp_path)
+    assert (view.rounds, view.finished, view.complete) == ((), True, False)
+    assert view.missing == (
         "there is no rounds.jsonl: no round is recorded",
         "summary.json is of 3 rounds, 0 can be read: it counts",
     )
@@ -97,9 +95,9 @@ def test_only_a_summary(tmp_path: Path):
 def test_half_a_line_at_the_end_is_left_out(tmp_path: Path):
     folder = write(tmp_path, labels=LABELS)
     damage(folder, lines(THREE[0], THREE[1], json.dumps(THREE[2])[:50]))
-    story = read(folder)
-    assert len(story.rounds) == 2
-    assert story.missing == (
+    view = read(folder)
+    assert len(view.rounds) == 2
+    assert view.missing == (
         "the last line of rounds.jsonl is half written, and left out",
         "the run is not finished, rounds recorded: 2 of 3",
     )
@@ -134,9 +132,9 @@ def test_a_damaged_line_in_the_middle_costs_that_line(tmp_path: Path, bad: str |
     raw = bad if isinstance(bad, bytes) else bad.encode()
     text = lines(THREE[0]).encode() + raw + lines(THREE[1], THREE[2]).encode()
     folder = damage(write(tmp_path, THREE, labels=LABELS, finish=True), text)
-    story = read(folder)
-    assert [found["round"] for found in story.rounds] == [0, 1, 2]
-    assert story.missing == ("rounds.jsonl is damaged in line 2: left out",)
+    view = read(folder)
+    assert [found["round"] for found in view.rounds] == [0, 1, 2]
+    assert view.missing == ("rounds.jsonl is damaged in line 2: left out",)
 
 
 def test_many_damaged_lines_are_counted(tmp_path: Path):
@@ -149,17 +147,17 @@ def test_gaps_and_doubles_are_said(tmp_path: Path):
     again = record(1, test_accuracy=0.5)
     known = [record(t) for t in (9, 1, 4, 3)]
     folder = write(tmp_path, [*known, again], labels=LABELS)
-    story = read(folder)
-    assert [found["round"] for found in story.rounds] == [1, 3, 4, 9]
-    assert story.rounds[0]["test_accuracy"] == 0.5  # the last that was written
-    assert story.missing[0] == "round 2 is recorded more than once: the last record counts"
+    view = read(folder)
+    assert [found["round"] for found in view.rounds] == [1, 3, 4, 9]
+    assert view.rounds[0]["test_accuracy"] == 0.5  # the last that was written
+    assert view.missing[0] == "round 2 is recorded more than once: the last record counts"
     # rounds 0, 2, 5 to 8 are not there: people count from 1
-    assert story.missing[1] == "rounds 1, 3, 6 to 9 not recorded, or damaged"
+    assert view.missing[1] == "rounds 1, 3, 6 to 9 not recorded, or damaged"
 
 
 def test_a_gap_of_any_size_is_no_work(tmp_path: Path):
-    story = read(write(tmp_path, [record(0), record(999_999_999)]))
-    assert "rounds 2 to 999999999 not recorded, or damaged" in story.missing
+    view = read(write(tmp_path, [record(0), record(999_999_999)]))
+    assert "rounds 2 to 999999999 not recorded, or damaged" in view.missing
 
 
 @pytest.mark.parametrize(
@@ -187,11 +185,11 @@ def test_a_gap_of_any_size_is_no_work(tmp_path: Path):
 )
 def test_a_wrong_type_costs_that_field(tmp_path: Path, field: str, bad: Any, instead: Any):
     found = [record(0), record(1, **{field: bad}), record(2)]
-    story = read(write(tmp_path, found, labels=LABELS))
-    assert story.rounds[1][field] == instead
-    assert story.rounds[1]["round"] == 1
-    assert story.rounds[0][field] == record(0).get(field)
-    assert story.missing[0] == f"'{field}' is damaged in round 2: what can be read is shown"
+    view = read(write(tmp_path, found, labels=LABELS))
+    assert view.rounds[1][field] == instead
+    assert view.rounds[1]["round"] == 1
+    assert view.rounds[0][field] == record(0).get(field)
+    assert view.missing[0] == f"'{field}' is damaged in round 2: what can be read is shown"
 
 
 @pytest.mark.parametrize(
@@ -208,24 +206,24 @@ def test_a_wrong_type_costs_that_field(tmp_path: Path, field: str, bad: Any, ins
 def test_a_wrong_type_inside_a_field_is_said(tmp_path: Path, field: str, of: str, bad: Any):
     found = [record(0), record(1)]
     (found[1]["groups"]["w"] if field == "groups" else found[1]["clients"][1])[of] = bad
-    story = read(write(tmp_path, found, labels=LABELS))
-    assert story.missing[0] == f"'{field}' is damaged in round 2: what can be read is shown"
+    view = read(write(tmp_path, found, labels=LABELS))
+    assert view.missing[0] == f"'{field}' is damaged in round 2: what can be read is shown"
 
 
 def test_a_wrong_alarm_is_as_if_not_recorded(tmp_path: Path):
-    story = read(write(tmp_path, [record(0, alarm="maybe"), record(1, alarm="outlier")]))
-    assert "alarm" not in story.rounds[0]
-    assert story.rounds[1]["alarm"] == "outlier"
+    view = read(write(tmp_path, [record(0, alarm="maybe"), record(1, alarm="outlier")]))
+    assert "alarm" not in view.rounds[0]
+    assert view.rounds[1]["alarm"] == "outlier"
 
 
 def test_a_number_that_no_browser_can_hold_is_a_name(tmp_path: Path):
     # Flower's node ids have 64 bits; JavaScript's numbers are exact below 2⁵³.
     ids = [2**53 - 1, 2**53, 2**64 - 1, 2**128]
     clients = [{"id": k, "weight": 0.25, "loss": 1.0, "sq_norm": 1.0} for k in ids]
-    story = read(write(tmp_path, [record(0, clients=clients)], labels=LABELS))
-    shown = [client["id"] for client in story.rounds[0]["clients"]]
+    view = read(write(tmp_path, [record(0, clients=clients)], labels=LABELS))
+    shown = [client["id"] for client in view.rounds[0]["clients"]]
     assert shown == [9007199254740991, "9007199254740992", "18446744073709551615", None]
-    assert story.missing[0] == "'clients' is damaged in round 1: what can be read is shown"
+    assert view.missing[0] == "'clients' is damaged in round 1: what can be read is shown"
 
 
 def test_what_can_be_read_of_clients_and_groups_stays(tmp_path: Path):
@@ -253,18 +251,18 @@ def test_what_can_be_read_of_clients_and_groups_stays(tmp_path: Path):
 @pytest.mark.parametrize("bad", ["rounds = ", "\x00", b"\xff", "a = " + "[" * 100_000, "x = 1 y"])
 def test_a_damaged_config(tmp_path: Path, bad: str | bytes):
     folder = damage(write(tmp_path, THREE, labels=LABELS, finish=True), bad, "config.toml")
-    story = read(folder)
-    assert (story.config, len(story.rounds), story.planned) == ({}, 3, 3)  # from the summary
-    (told,) = story.missing
+    view = read(folder)
+    assert (view.config, len(view.rounds), view.planned) == ({}, 3, 3)  # from the summary
+    (told,) = view.missing
     assert told.startswith("config.toml is damaged, its settings are not known: ")
 
 
 @pytest.mark.parametrize("bad", ["", "{", "[]", "null", b"\xff"])
 def test_a_damaged_summary(tmp_path: Path, bad: str | bytes):
     folder = damage(write(tmp_path, THREE, labels=LABELS), bad, "summary.json")
-    story = read(folder)
-    assert (story.summary, story.finished) == (None, True)
-    assert story.missing == ("summary.json is damaged: the result is worked out from the rounds",)
+    view = read(folder)
+    assert (view.summary, view.finished) == (None, True)
+    assert view.missing == ("summary.json is damaged: the result is worked out from the rounds",)
 
 
 @pytest.mark.parametrize(
@@ -274,19 +272,19 @@ def test_a_damaged_summary(tmp_path: Path, bad: str | bytes):
 def test_damaged_labels(tmp_path: Path, bad: str):
     text = f'{{"counts": {bad}}}'
     folder = damage(write(tmp_path, THREE, finish=True), text, "labels.json")
-    story = read(folder)
-    assert story.labels is None
-    assert story.missing == ("labels.json is damaged: no label distributions can be shown",)
+    view = read(folder)
+    assert view.labels is None
+    assert view.missing == ("labels.json is damaged: no label distributions can be shown",)
 
 
 def test_folders_and_pipes_in_place_of_files(tmp_path: Path):
     for name in ("config.toml", "summary.json"):
         (tmp_path / name).mkdir()
     os.mkfifo(tmp_path / "rounds.jsonl")  # reading it would wait for ever
-    story = read(tmp_path)
+    view = read(tmp_path)
     (tmp_path / "rounds.jsonl").unlink()  # whoever looks through old test folders would wait too
-    assert (story.config, story.rounds, story.summary) == ({}, (), None)
-    assert story.missing[:3] == (
+    assert (view.config, view.rounds, view.summary) == ({}, (), None)
+    assert view.missing[:3] == (
         "config.toml is not a file: the settings and the seed are not known",
         "summary.json is not a file: the result is worked out from the rounds",
         "rounds.jsonl is not a file: no round is recorded",
@@ -298,7 +296,7 @@ def test_folders_and_pipes_in_place_of_files(tmp_path: Path):
 
 def test_a_reader_reads_only_what_is_new(tmp_path: Path):
     folder = write(tmp_path, THREE[:1], labels=LABELS)
-    reader = Reader(folder)
+    reader = Run(folder)
     first = reader.read().rounds
     with open(folder / "rounds.jsonl", "a") as file:
         file.write(lines(THREE[1], json.dumps(THREE[2])[:30]))
@@ -317,7 +315,7 @@ def test_a_reader_reads_only_what_is_new(tmp_path: Path):
 
 def test_a_reader_sees_that_the_file_is_another_one(tmp_path: Path):
     folder = write(tmp_path, [record(t, train_loss=float(t)) for t in range(3)])
-    reader = Reader(folder)
+    reader = Run(folder)
     reader.read()
     damage(folder, lines(*(record(t, train_loss=9.0 + t) for t in range(4))))  # longer
     assert [found["train_loss"] for found in reader.read().rounds] == [9, 10, 11, 12]
@@ -329,7 +327,7 @@ def test_a_reader_sees_that_the_file_is_another_one(tmp_path: Path):
 
 def test_the_version_tells_of_every_change(tmp_path: Path):
     folder = write(tmp_path, THREE[:1])
-    reader = Reader(folder)
+    reader = Run(folder)
     seen = [reader.version()]
     assert reader.version() == seen[0]
     with open(folder / "rounds.jsonl", "a") as file:
@@ -351,8 +349,8 @@ def test_a_folder_of_runs(tmp_path: Path):
                 os.utime(tmp_path / name / file, (100 - 10 * k, 100 - 10 * k))
     (tmp_path / "empty").mkdir()
     order = [tmp_path / name for name in ("no-config", "early", "late")]
-    assert expand([tmp_path]) == order
-    assert expand([tmp_path / "late", tmp_path, tmp_path / "late" / "."]) == [
+    assert run_folders([tmp_path]) == order
+    assert run_folders([tmp_path / "late", tmp_path, tmp_path / "late" / "."]) == [
         tmp_path / "late",
         *order[:2],
     ]
@@ -370,10 +368,10 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(folder: Path) -> None:
-    """A report, or ReportError; nothing else."""
+    """A report, or RunError; nothing else."""
     try:
         told = payload([read(folder)])
-    except ReportError:
+    except RunError:
         return
     assert json.loads(page.data(told)) == told  # JSON without NaN
     (run,) = told["runs"]
@@ -385,9 +383,9 @@ def check(folder: Path) -> None:
 
 
 def test_a_real_run_is_whole(real: Path):
-    story = read(real)
-    assert (len(story.rounds), story.finished, story.planned) == (6, True, 6)
-    assert [told for told in story.missing if "labels.json" not in told] == []
+    view = read(real)
+    assert (len(view.rounds), view.finished, view.planned) == (6, True, 6)
+    assert [told for told in view.missing if "labels.json" not in told] == []
     check(real)
 
 

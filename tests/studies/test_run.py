@@ -17,11 +17,10 @@ from run_support import environment, outcome, until
 from typer.testing import CliRunner
 
 from fedglad.cli import app, fetching
-from fedglad.config.keys import CompareError
 from fedglad.config.schema import FORMAT
 from fedglad.data import store
 from fedglad.data.sources import DataError
-from fedglad.runs import Run, execute
+from fedglad.runs import Run, RunError, execute
 from fedglad.studies.paper import experiments, plots, work
 from fedglad.studies.paper.cells import PaperError
 from fedglad.studies.paper.results import Library, export, read
@@ -155,7 +154,7 @@ def test_an_unfinished_run_is_neither_counted_nor_exported(out: Path, tmp_path: 
     (cut / "summary.json").write_text("{")
     ((), (reason,)) = export([cut], tmp_path / "results")
     assert "cut cannot be read" in reason
-    with pytest.raises(CompareError, match="holds no run"):
+    with pytest.raises(RunError, match="holds no run"):
         export([tmp_path], tmp_path / "results")
 
 

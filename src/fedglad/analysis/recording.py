@@ -1,13 +1,11 @@
 """A run's record as an adapter saw it: the statistics of every round that stepped.
 
-All but three things are in rounds.jsonl to the bit. The number N of clients comes from labels.json,
-config.toml or a checkpoint; tensors' sizes from a checkpoint or the model; the weights of a round
-of reported norms, where the server knows only their sums, are worked out again from the shares.
+All of it is in rounds.jsonl to the bit. Older records lack two things: the number N of clients,
+which then comes from labels.json, config.toml or a checkpoint, and Σw² of a round of reported
+norms, which is worked out again from the shares. Tensors' sizes are in a checkpoint, or the model.
 """
 
-import json
 import math
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -18,20 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedglad.adapters import Adapter, Groups
 from fedglad.config.schema import REGISTRIES, load
-from fedglad.core import checkpoint
-from fedglad.core.layout import split
 from fedglad.records import Round, Statistics
-from fedglad.runs.folder import parse
+from fedglad.runs.reader import Run, RunError
 from fedglad.server.from_sums import weights_of
 
-SAMPLES = 10**6  # up to so many of the first client, ratios of numbers of samples are found again
+SAMPLES = 10**6  # up to so many of the first client, ratios of numbers of samples come back whole
 FLOWER = "fedglad.flower.settings:Nodes"
 
-Told = dict[str, dict[str, float | None]]
+GroupValues = dict[str, dict[str, float | None]]
 """{group: {gsi, baseline, scale}}, as in rounds.jsonl."""
 
 
@@ -45,18 +40,22 @@ class Line:
 
     round: int
     stats: Statistics
-    groups: Told
+    groups: GroupValues
 
 
 @dataclass(frozen=True)
 class Recording:
-    """The rounds of a run that stepped, ready for `replay`; `config` is its file as plain TOML."""
+    """The rounds of a run that stepped, ready for `replay`; `config` is its file as plain TOML.
+
+    `population_recorded` says whether N is that of each round itself.
+    """
 
     lines: tuple[Line, ...]
     skipped: int = 0
     folder: Path | None = None
     config: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
+    population_recorded: bool = False
 
     @property
     def tensors(self) -> list[str]:
@@ -70,17 +69,17 @@ class Recording:
         if self.folder is None:
             raise ReplayError(f"{needed}, which only a run's folder tells")
         try:
-            found = _saved_sizes(self.folder) or _built_sizes(self.folder)
+            sizes = Run(self.folder).sizes() or _built_sizes(self.folder)
         except Exception as error:  # a model may be anybody's, and fetch its weights
             raise ReplayError(
                 f"{needed}: there is no checkpoint that can be read, and the model cannot be "
                 f"built: {error}"
             ) from error
-        if list(found) != self.tensors:
+        if list(sizes) != self.tensors:
             raise ReplayError(
                 f"{needed}, and the model of config.toml has other tensors than the record"
             )
-        return found
+        return sizes
 
     def group(self, adapter: Adapter) -> Groups:
         """The groups that the adapter makes of the recorded tensors."""
@@ -94,38 +93,40 @@ def read(folder: str | PathLike[str], *, population: int | None = None) -> Recor
 
     `population` is the number of clients there are, for a run that does not tell.
     """
-    folder = Path(folder)
-    if not (folder / "rounds.jsonl").is_file():
-        there = "it has no rounds.jsonl" if folder.is_dir() else "there is no such folder"
-        raise ReplayError(f"{folder} holds no run that can be replayed: {there}")
-    config, notes = read_config(folder), list[str]()
-    if config is None:
+    run = Run(Path(folder))
+    if not (run.folder / "rounds.jsonl").is_file():
+        there = "it has no rounds.jsonl" if run.folder.is_dir() else "there is no such folder"
+        raise ReplayError(f"{run.folder} holds no run that can be replayed: {there}")
+    try:
+        config, lines = run.config, run.lines()
+    except RunError as error:
+        raise ReplayError(str(error)) from None
+    except OSError as error:
+        raise ReplayError(f"{run.folder}/rounds.jsonl cannot be read: {error.strerror}") from None
+    records, notes = lines.records, list[str]()
+    if config is None and not any(_field(record, "weight_sq") for record in records):
         notes.append(
             "without config.toml it is not known whether the clients reported norms alone: if they "
             "did, the last digits of a factor may differ"
         )
-    try:
-        text = (folder / "rounds.jsonl").read_text("utf-8", errors="replace")
-    except OSError as error:
-        raise ReplayError(f"{folder}/rounds.jsonl cannot be read: {error.strerror}") from None
-    found, lines = parse(text), len(text.splitlines())
-    if len(found) + 1 == lines and not text.endswith("\n"):
-        notes.append(f"the last line of rounds.jsonl is cut off: {len(found)} rounds are there")
-    elif len(found) < lines:
+    if lines.cut_off:
+        notes.append(f"the last line of rounds.jsonl is cut off: {len(records)} rounds are there")
+    elif lines.damaged:
         raise ReplayError(
-            f"{folder}/rounds.jsonl is damaged: line {len(found) + 1} is not JSON. A simulated run "
-            "can be run again; what comes before that line can be copied to another folder"
+            f"{run.folder}/rounds.jsonl is damaged: line {lines.damaged} is not JSON. A simulated "
+            "run can be run again; what comes before that line can be copied to another folder"
         )
-    known = _population(folder, config or {})
-    if population and known and population != known:
+    recorded = {n for record in records if isinstance(n := _field(record, "population"), int)}
+    known = max(recorded, default=None) or _population(run, config or {})
+    if population and known and (recorded or {known}) != {population}:
         raise ReplayError(f"the run tells of {known} clients, not {population}: leave it out")
-    known = known or population
     sums = section(config or {}, "engine").get("report") == "norms"
     return _recording(
-        [_line(told, k, known, sums=sums) for k, told in enumerate(found)],
-        folder=folder,
+        [_line(one, k, None, known or population, sums=sums) for k, one in enumerate(records)],
+        folder=run.folder,
         config=config,
         notes=tuple(notes),
+        population_recorded=bool(recorded),
     )
 
 
@@ -133,29 +134,14 @@ def of_rounds(
     rounds: Iterable[Round | Mapping[str, Any]], *, population: int | None = None
 ) -> Recording:
     """Rounds as `simulate` yields them, or lines of rounds.jsonl."""
-    lines: list[Line | None] = []
-    for k, found in enumerate(rounds):
-        told = found.to_dict() if isinstance(found, Round) else found
-        stats = found.record.statistics if isinstance(found, Round) else None
-        known = population or (stats.N if stats else None)
-        lines.append(_line(told, k, known, sums=False))
-    return _recording(lines)
-
-
-def read_config(folder: Path) -> dict[str, Any] | None:
-    """config.toml as plain TOML, so that no class of it has to be here; None if there is none."""
-    try:
-        return tomllib.loads((folder / "config.toml").read_text("utf-8"))
-    except FileNotFoundError:
-        return None
-    except (ValueError, OSError) as error:
-        raise ReplayError(f"{folder}/config.toml cannot be read: {error}") from None
+    records = [one.to_dict() if isinstance(one, Round) else one for one in rounds]
+    return _recording([_line(one, k, population, None) for k, one in enumerate(records)])
 
 
 def section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """One section of the file, {} if it has none."""
-    found = config.get(name, {})
-    return dict(found) if isinstance(found, Mapping) else {}
+    given = config.get(name, {})
+    return dict(given) if isinstance(given, Mapping) else {}
 
 
 def _recording(lines: Sequence[Line | None], **more: Any) -> Recording:
@@ -176,35 +162,47 @@ def _recording(lines: Sequence[Line | None], **more: Any) -> Recording:
     return Recording(stepped, len(lines) - len(stepped), **more)
 
 
-def _line(told: Any, place: int, population: int | None, *, sums: bool) -> Line | None:
-    """What is recorded of a round; None of one that was skipped."""
+def _line(
+    record: Any, place: int, given: int | None, otherwise: int | None, *, sums: bool = False
+) -> Line | None:
+    """What is recorded of a round; None of one that was skipped.
+
+    N is the number that is given, else the recorded one, else that of the whole run.
+    """
     where = f"round {place + 1}"
     try:
-        if told["round"] != place:
+        if record["round"] != place:
             # A Monitor leaves out rounds that it could not measure.
-            where = f"round {_whole(told['round']) + 1}"
-        if told["status"] == "skipped":
+            where = f"round {_whole(record['round']) + 1}"
+        if record["status"] == "skipped":
             return None
-        if not (tensors := told["tensors"]):
+        if not (tensors := record["tensors"]):
             raise ReplayError(
                 f"{where} has no tensors: a run without recorded statistics cannot be replayed"
             )
-        shares = [_number(c["weight"]) for c in told["clients"] if "rejected" not in c]
+        shares = [_number(c["weight"]) for c in record["clients"] if "rejected" not in c]
         if not shares or min(shares) <= 0:
             raise ReplayError(f"{where} names no clients with their weights: it was given as sums")
         sum_sq, sum_sq2, mean_sq = (
-            {name: _number(found[part]) for name, found in tensors.items()}
+            {name: _number(parts[part]) for name, parts in tensors.items()}
             for part in ("sum_sq", "sum_sq2", "mean_sq")
         )
-        groups: Told = {
+        groups: GroupValues = {
             name: {
-                "gsi": _number(found["gsi"]),
-                "baseline": None if found["baseline"] is None else _number(found["baseline"]),
-                "scale": _number(found["scale"]),
+                "gsi": _number(group["gsi"]),
+                "baseline": None if group["baseline"] is None else _number(group["baseline"]),
+                "scale": _number(group["scale"]),
             }
-            for name, found in told["groups"].items()
+            for name, group in record["groups"].items()
         }
-        number = _whole(told["round"])
+        number = _whole(record["round"])
+        recorded = record.get("population")
+        population = given or (otherwise if recorded is None else _whole(recorded))
+        weight_sq = record.get("weight_sq")
+        if weight_sq is not None:
+            weights = weights_of(len(shares), _number(weight_sq))
+        else:
+            weights = _sum_weights(shares) if sums else tuple(shares)
     except KeyError as error:
         raise ReplayError(f"{where} of the record is damaged: it has no {error}") from None
     except (TypeError, AttributeError, OverflowError) as error:
@@ -213,7 +211,6 @@ def _line(told: Any, place: int, population: int | None, *, sums: bool) -> Line 
         raise ReplayError(f"{where} of the record is damaged: it has no groups")
     if population and population < len(shares):
         raise ReplayError(f"{where} has {len(shares)} clients: there are more than {population}")
-    weights = tuple(_sum_weights(shares) if sums else shares)
     return Line(number, Statistics(sum_sq, sum_sq2, mean_sq, weights, N=population), groups)
 
 
@@ -227,6 +224,14 @@ def _whole(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"its number is {value!r}")
     return value
+
+
+def _field(record: Any, name: str) -> Any:
+    """A field that newer records have."""
+    return record.get(name) if isinstance(record, dict) else None
+
+
+# --------------------------------------------------------------------------------- older records
 
 
 def _sum_weights(shares: Sequence[float]) -> tuple[float, ...]:
@@ -245,43 +250,18 @@ def _sum_weights(shares: Sequence[float]) -> tuple[float, ...]:
     return weights_of(len(given), float(given @ given) / math.fsum(given) ** 2)
 
 
-def _population(folder: Path, config: Mapping[str, Any]) -> int | None:
+def _population(run: Run, config: Mapping[str, Any]) -> int | None:
     """The number of clients there are, where the folder tells."""
     data = section(config, "data")
-    if data.get("name") == FLOWER:  # as of the last checkpoint: clients may have come meanwhile
-        for path in sorted((folder / "checkpoints").glob("*.json"), reverse=True):
-            if names := _read_json(path, "sampler", "nodes", "names"):
-                return len(names)
-        return None
-    if counts := _read_json(folder / "labels.json", "counts"):
-        return len(counts)
+    # Of a federation as of the last checkpoint: clients may have come meanwhile.
+    if (known := run.clients()) or data.get("name") == FLOWER:
+        return known
     if data.get("name") not in REGISTRIES["data"] or data.get("partition") == "natural":
         return None  # which have a number of their own
     return clients if isinstance(clients := data.get("clients"), int) else None
 
 
-def _read_json(path: Path, *keys: str) -> list[Any] | None:
-    """A list inside a file; None if it is not there."""
-    try:
-        found: Any = json.loads(path.read_text("utf-8"))
-        for key in keys:
-            found = found[key]
-    except (ValueError, OSError, KeyError, TypeError):
-        return None
-    return found if isinstance(found, list) else None
-
-
-def _saved_sizes(folder: Path) -> dict[str, int] | None:
-    for path in sorted((folder / "checkpoints").glob("*.safetensors"), reverse=True):
-        try:
-            layout = checkpoint.read(path)[1]["layout"]
-        except (checkpoint.CheckpointError, OSError, KeyError):
-            continue
-        return {name: math.prod(shape) for name, shape, _, kind in layout if kind != "buffer"}
-    return None
-
-
 def _built_sizes(folder: Path) -> dict[str, int]:
-    with torch.random.fork_rng(devices=[]):
-        layout = split(load(folder / "config.toml")[1].sections["model"].build())[0]
-    return dict(zip(layout.names, layout.numels, strict=True))
+    from fedglad.runs.control import built_sizes
+
+    return built_sizes(load(folder / "config.toml")[1])

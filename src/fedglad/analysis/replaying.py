@@ -17,10 +17,10 @@ import numpy as np
 from fedglad.adapters import REGISTRY, Adapter, Groups
 from fedglad.analysis.recording import (
     FLOWER,
+    GroupValues,
     Line,
     Recording,
     ReplayError,
-    Told,
     of_rounds,
     read,
     section,
@@ -52,7 +52,7 @@ class ReplayedRound:
     """
 
     round: int
-    groups: Told
+    groups: GroupValues
     same: bool
     replayed: Spread
     recorded: Spread
@@ -103,8 +103,8 @@ class Replayed:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON types."""
-        told = asdict(replace(self, adapter=Adapter()))  # an own rule may hold anything
-        return {**told, "adapter": settings(self.adapter), "exact": self.exact}
+        tree = asdict(replace(self, adapter=Adapter()))  # an own rule may hold anything
+        return {**tree, "adapter": settings(self.adapter), "exact": self.exact}
 
 
 def replay(
@@ -141,11 +141,11 @@ def replay(
             notes.append(f"round {line.round + 1} would have been skipped: a factor is not finite")
             continue
         values = (part.tolist() for part in (factors.gsi, factors.baseline, factors.scale))
-        told: Told = {
+        given: GroupValues = {
             label: {"gsi": gsi, "baseline": baseline or None, "scale": scale}
             for label, gsi, baseline, scale in zip(groups.labels, *values, strict=True)
         }
-        rounds.append(_round(line, told, adapter.bounds(t), groups, before))
+        rounds.append(_round(line, given, adapter.bounds(t), groups, before))
         state, t = following, t + 1
     if not rounds:
         raise ReplayError(f"{adapter} gave no finite factor in any round")
@@ -244,7 +244,7 @@ def _of_population(run: Recording, adapter: Adapter) -> list[str]:
             f"{name} asks for the number of clients there are, which this run does not tell: "
             "--population N, or population=N from Python"
         )
-    if section(run.config or {}, "data").get("name") == FLOWER:
+    if not run.population_recorded and section(run.config or {}, "data").get("name") == FLOWER:
         count = run.lines[0].stats.N
         return [f"{name} reckons with {count} clients in every round: some may have come later"]
     return []
@@ -255,12 +255,12 @@ def _of_population(run: Recording, adapter: Adapter) -> list[str]:
 
 def _round(
     line: Line,
-    told: Told,
+    given: GroupValues,
     bound: tuple[float, float],
     groups: Groups,
     before: list[str] | None,
 ) -> ReplayedRound:
-    scales, recorded = _scales(told), _scales(line.groups)
+    scales, recorded = _scales(given), _scales(line.groups)
     difference = where = None
     if before is not None:
         now = [groups.labels[place] for place in groups.index]
@@ -270,8 +270,8 @@ def _round(
         where = now[most] if now == before else list(line.stats.sum_sq)[most]
     return ReplayedRound(
         round=line.round,
-        groups=told,
-        same=told == line.groups,
+        groups=given,
+        same=given == line.groups,
         replayed=_spread(scales),
         recorded=_spread(recorded),
         low=tuple(label for label, s in scales.items() if s <= bound[0]),
@@ -281,7 +281,7 @@ def _round(
     )
 
 
-def _scales(groups: Told) -> dict[str, float]:
+def _scales(groups: GroupValues) -> dict[str, float]:
     return {label: group["scale"] or 0.0 for label, group in groups.items()}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -30,10 +30,12 @@ def compare(
     """Compare finished runs: mean and spread over the seeds, and paired differences."""
     from fedglad.analysis.comparison import compare
 
-    with mistakes():
+    with mistakes(ModuleNotFoundError):
         comparison = compare(runs, metric=metric, baseline=baseline)
         if plot:
-            comparison.plot(plot)
+            from fedglad.report.plots import comparison as plots
+
+            plots.write(comparison, plot)
     if as_json:
         print_json(comparison.to_dict())
         return
@@ -123,20 +125,14 @@ def _show_stability(comparison: Comparison) -> None:
 
 
 def _by_seed(difference: Difference, comparison: Comparison, *, percent: bool) -> str:
-    names = _varying([seed for group in comparison.groups for seed in group.seeds])
+    from fedglad.analysis.grouping import varying_seeds
+
+    names = varying_seeds([seed for group in comparison.groups for seed in group.seeds])
     pairs = zip(difference.seeds, difference.values, strict=True)
     return ",  ".join(
         f"{'/'.join(str(seed.get(name)) for name in names)}: {_signed(v, percent=percent)}"
         for seed, v in pairs
     )
-
-
-def _varying(seeds: list[dict[str, Any]]) -> list[str]:
-    """The seeds' names that tell the runs apart."""
-    from fedglad.config.keys import SEEDS
-
-    varying = [name for name in SEEDS if len({seed.get(name) for seed in seeds}) > 1]
-    return varying or ["seed"]
 
 
 def _signed(value: float, *, percent: bool) -> str:

@@ -170,7 +170,9 @@ def show(
     drawn = bool(png) or not (no_png or as_json)
     try:
         if drawn:
-            picture.png(counts, path, title=title)
+            from fedglad.report.plots import partition as partition_plot
+
+            partition_plot.write(counts, path, title=title)
     except (ModuleNotFoundError, OSError) as reason:
         error(f"no PNG: {reason}")
         drawn = False

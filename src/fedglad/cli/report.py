@@ -40,17 +40,17 @@ def report(
     ] = False,
 ) -> None:
     """Make one HTML page of runs: is training healthy, and which rounds can be trusted?"""
-    from fedglad.report import page
+    from fedglad.report import ReportError, page
     from fedglad.report.figures import payload
-    from fedglad.report.folder import ReportError, expand, read
     from fedglad.report.plots import FORMATS
+    from fedglad.runs.reader import Run, run_folders
 
     drawn, undrawn = list[Path](), list[str]()
     with mistakes(ModuleNotFoundError):
         if form not in FORMATS:
             raise ReportError(f"unknown format {form!r}: choose from {', '.join(FORMATS)}")
-        folders = expand(runs)
-        figures = payload([read(folder) for folder in folders], baseline=baseline)
+        folders = run_folders(runs)
+        figures = payload([Run(folder).read() for folder in folders], baseline=baseline)
         path = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
         if out or not as_json:
             page.write(figures, path)
@@ -68,8 +68,7 @@ def report(
 
 
 def _draw(figures: dict[str, Any], folder: Path, form: str) -> tuple[list[Path], list[str]]:
-    from fedglad.report import plots
-    from fedglad.report.folder import ReportError
+    from fedglad.report import ReportError, plots
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

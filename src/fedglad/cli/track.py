@@ -34,12 +34,12 @@ def track(
 ) -> None:
     """Write runs into the files of TensorBoard, MLflow or W&B; nothing is sent anywhere."""
     from fedglad.report import trackers
-    from fedglad.report.folder import expand
+    from fedglad.runs.reader import run_folders
 
     trackings: list[Tracking] = []
-    with mistakes(trackers.TrackError, stopped=""):
+    with mistakes(stopped=""):
         try:
-            trackings = [trackers.Tracking(folder, to=to, out=out) for folder in expand(runs)]
+            trackings = [trackers.Tracking(folder, to=to, out=out) for folder in run_folders(runs)]
             if follow:
                 trackers.follow(trackings, wait=_Wait(trackers.POLL))
             else:
@@ -67,9 +67,9 @@ def _tell(trackings: "list[Tracking]") -> None:
     """What was written, and how to see it."""
     for tracking in trackings:
         state = "finished" if tracking.finished else "not finished: call again for the rest"
-        line = f"{tracking.source.story.name}: {tracking.rounds} rounds, {state}"
+        line = f"{tracking.source.view.name}: {tracking.rounds} rounds, {state}"
         say(line)
-        for note in tracking.source.story.missing:
+        for note in tracking.source.view.missing:
             say(f"  Note: {note}")
     commands = [tracking.writer.command for tracking in trackings if tracking.writer]
     for command in dict.fromkeys(commands):

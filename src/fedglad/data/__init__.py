@@ -7,7 +7,7 @@
 | `federation.py` | what a simulation asks of a data set, and `Partitioned`, a set in memory |
 | `partition/` | which samples each client owns, one file a partition, with a registry of its own |
 | `split.py` | the settings that every partitioned data set has |
-| `picture.py` | a partition as numbers, in the terminal and as a PNG |
+| `picture.py` | a partition as numbers and in the terminal |
 | `digits.py` | 1,797 handwritten digits of 8×8 pixels, bundled |
 | `images.py`, `pixels.py` | MNIST and CIFAR-10; bytes to a model's inputs, augmented in training |
 | `texts.py` | 20 Newsgroups and AG News as token ids |

@@ -1,8 +1,7 @@
-"""How a partition is shown: its clients' classes as numbers, in the terminal and as a PNG."""
+"""How a partition is shown: its clients' classes as numbers and in the terminal."""
 
 import math
 import textwrap
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +16,6 @@ BARS = "▁▂▃▄▅▆▇"
 SIGNS = dict(zip(f"{SHADES}{BARS}", ".-+x#1234567", strict=True))
 ASCII = str.maketrans(SIGNS | {"×": "x", "α": "alpha", "σ": "sigma", "–": "-", "…": "..."})
 LABEL = 9  # columns for a row's name and the space after it
-MOST = 1000  # clients in a PNG: more columns than that are narrower than a pixel
 
 
 def class_counts(federation: Federation) -> np.ndarray:
@@ -45,7 +43,7 @@ def summary(counts: np.ndarray) -> dict[str, Any]:
     >>> found["top_share"], round(found["effective_classes"], 9)
     (0.75, 1.5)
     """
-    shares = _shares(counts)
+    shares = shares_of(counts)
     logs = np.log(shares, out=np.zeros_like(shares), where=shares > 0)
     sizes = counts.sum(axis=1)
     return {
@@ -95,7 +93,7 @@ def text(
     marks = ("none", "to 25", "50", "75", "100 % of a client's samples")
     legend = "  ".join(map(" ".join, zip(SHADES, marks, strict=True)))
     rows, step = _bands(counts, max(width - LABEL, 1), max(height - len(head) - 2, 4))
-    rows += [("", legend)] + [("", _left_out(step, len(counts)))] * (step > 1)
+    rows += [("", legend)] + [("", left_out(step, len(counts)))] * (step > 1)
     lines = [*head, *(f"{name:>{LABEL - 1}} {cells}" for name, cells in rows)]
     if plain:
         return Text("\n".join(lines).translate(ASCII), no_wrap=True)
@@ -117,7 +115,7 @@ def _bands(counts: np.ndarray, width: int, height: int) -> tuple[list[tuple[str,
     shown = np.arange(0, clients, step)
     wide = 2 if 2 * len(shown) <= width else 1
 
-    shares = np.add.reduceat(_shares(counts), range(0, classes, joined), axis=1)
+    shares = np.add.reduceat(shares_of(counts), range(0, classes, joined), axis=1)
     shades = np.array(list(SHADES))[np.ceil(4 * shares - 1e-9).astype(int)]
     bars = np.array(list(BARS))[np.ceil(len(BARS) * sizes / sizes.max()).astype(int) - 1]
     rows: list[tuple[str, str]] = []
@@ -129,57 +127,8 @@ def _bands(counts: np.ndarray, width: int, height: int) -> tuple[list[tuple[str,
     return rows, step
 
 
-def png(counts: np.ndarray, path: str | Path, *, title: str = "") -> None:
-    """The picture as a PNG: a heat map of the clients' classes, and their sizes below."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator, PercentFormatter
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "a PNG needs matplotlib: pip install 'fedglad[report]'", name=error.name
-        ) from None
-
-    clients, classes = counts.shape
-    step = math.ceil(clients / MOST)
-    shares, sizes = _shares(counts[::step]), counts[::step].sum(axis=1)
-    edges = np.arange(len(sizes) + 1) * step - step / 2
-
-    tall = min(max(0.26 * classes, 1.6), 9)  # inches of the heat map
-    figure = Figure(figsize=(10, tall + 2.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    heat, below = figure.subplots(2, 1, sharex=True, height_ratios=[tall, 0.9])
-    rows = np.arange(classes + 1) - 0.5
-    mesh = heat.pcolormesh(edges, rows, shares.T, cmap="Blues", vmin=0, vmax=1)
-    few = len(sizes) <= 120
-    if few and classes <= 40:  # white lines between the cells, where there is room for them
-        mesh.set(edgecolor="white", linewidth=0.6)
-    heat.invert_yaxis()
-    heat.set_ylabel("class")
-    heat.yaxis.set_major_locator(MaxNLocator(min(classes, 20), integer=True))
-    percent = PercentFormatter(1, 0, symbol=" %")
-    bar = figure.colorbar(mesh, ax=heat, pad=0.01, aspect=9 * tall, format=percent)
-    bar.set_label("share of the client's samples")
-    bar.outline.set_visible(False)
-
-    width = 0.85 * step if few else step
-    below.bar(edges[:-1] + step / 2, sizes, width=width, color="#9ecae1" if few else "#4292c6")
-    below.set(xlabel="client", ylabel="samples", xlim=(edges[0], edges[-1]))
-    below.xaxis.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
-    below.yaxis.set_major_locator(MaxNLocator(3, integer=True, min_n_ticks=1))
-    for axis in (below.xaxis, below.yaxis):
-        axis.set_major_formatter("{x:,.0f}")
-    for axes in (heat, below, bar.ax):
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-    notes = [sentence(counts), *([_left_out(step, clients)] if step > 1 else [])]
-    said = textwrap.fill(title or "Classes of the clients", 90)
-    figure.suptitle(said, fontsize=13, parse_math=False)  # a path in it may have dollar signs
-    heat.set_title("\n".join(notes), fontsize=10, color="dimgray")
-    figure.savefig(path, dpi=150, format="png")
-
-
-def _shares(counts: np.ndarray) -> np.ndarray:
+def shares_of(counts: np.ndarray) -> np.ndarray:
+    """The shares of the classes in each client's samples; raises for what is no such table."""
     if counts.ndim != 2 or not counts.size or not counts.any(axis=1).all():
         raise ValueError(
             f"counts must be a table of clients × classes in which no client is empty, got the "
@@ -205,5 +154,6 @@ def _axis(ids: np.ndarray, wide: int) -> str:
     return axis if len(axis) <= room else axis[:room].rpartition(" ")[0].rstrip()
 
 
-def _left_out(step: int, clients: int) -> str:
+def left_out(step: int, clients: int) -> str:
+    """That not every client is shown, in words."""
     return f"1 in {step} of the {clients:,} clients is shown: 0, {step}, {2 * step}, …"

@@ -1,6 +1,6 @@
 """The numbers of every chart, from what a run's folder tells: plain types, as the page reads them.
 
-    payload([read(folder), ...]) -> {"version": 1, "title": ..., "headline": [...], "runs": [...]}
+    payload([Run(folder).read(), ...]) -> {"version": 1, "title": ..., "runs": [...], ...}
 
 Rounds are counted from 1, accuracies are percentages, numbers are rounded for showing; what is not
 known is None.
@@ -17,10 +17,11 @@ import numpy as np
 
 from fedglad.config.keys import flat
 from fedglad.config.presets import shortened
-from fedglad.report.folder import ReportError, Story
+from fedglad.report import ReportError
 from fedglad.report.groups import group, in_words
 from fedglad.report.headline import disagreement, headline, verdict
-from fedglad.report.record import by_design, number, text
+from fedglad.runs.line import by_design, number, text
+from fedglad.runs.reader import RunView
 from fedglad.trust import Alarm
 
 VERSION = 1
@@ -40,13 +41,13 @@ Run = dict[str, Any]
 
 
 def payload(
-    stories: Sequence[Story], *, baseline: str | None = None, live: bool = False
+    views: Sequence[RunView], *, baseline: str | None = None, live: bool = False
 ) -> dict[str, Any]:
     """All that the page shows."""
-    if not stories:
+    if not views:
         raise ReportError("there is no run to report on")
-    found = group(stories, baseline)
-    runs = [run(story, share=len(found.stories)) for story in found.stories]
+    found = group(views, baseline)
+    runs = [run(view, share=len(found.views)) for view in found.views]
     for k, one in enumerate(found.groups):
         for member in one.runs:
             runs[member] |= {"label": one.label, "seed": found.seeds[member], "group": k}
@@ -65,29 +66,29 @@ def payload(
     }
 
 
-def run(story: Story, *, share: int = 1) -> Run:
+def run(view: RunView, *, share: int = 1) -> Run:
     """One run's figures; `share` is how many runs have to fit into the page."""
-    rounds = story.rounds
+    rounds = view.rounds
     usual, alarm, worked_out = alarms(rounds)
-    notes = list(story.missing)
-    if fewer := shortened(flat(story.config)):
+    notes = list(view.missing)
+    if fewer := shortened(flat(view.config)):
         notes.append(f"shortened: {fewer}")
     if worked_out:
         whose = "this run" if worked_out == len(rounds) else f"{worked_out} rounds"
         notes.append(f"alarms were not recorded by {whose}: they are worked out from its GSI")
-    if told := disagreement(story):
-        notes.append(told)
+    if note := disagreement(view):
+        notes.append(note)
     clients, left_out = participation(rounds, most=max(FEWEST, CLIENTS // share))
     everybody = [client for found in rounds for client in found["clients"]]
     return {
-        "name": story.name,
+        "name": view.name,
         "label": "",
         "seed": "",
         "group": 0,
-        "finished": story.finished,
-        "summed": story.summary is not None,
-        "rounds_planned": story.planned,
-        "config": in_words(story.config),
+        "finished": view.finished,
+        "summed": view.summary is not None,
+        "rounds_planned": view.planned,
+        "config": in_words(view.config),
         "rounds": [found["round"] + 1 for found in rounds],
         "status": [found["status"] for found in rounds],
         "reason": [found["reason"] for found in rounds],
@@ -104,13 +105,13 @@ def run(story: Story, *, share: int = 1) -> Run:
         "factor": factor(rounds),
         "heat": heat(rounds, notes, cells=CELLS // share),
         "fit": fit(rounds),
-        "labels": labels(rounds, story.labels, notes, alarm, cells=SHARES // share),
+        "labels": labels(rounds, view.labels, notes, alarm, cells=SHARES // share),
         "updates": len(everybody),
         "rejected": sum(map(_rejected, everybody)),
         "left_out": sum(by_design(client.get("rejected")) for client in everybody),
         "clients": clients,
         "clients_left_out": left_out,
-        "seconds": short(seconds(story)),
+        "seconds": short(seconds(view)),
         "missing": [_sentence(note) for note in notes],
     }
 
@@ -154,19 +155,19 @@ def cohorts(
     Where that would be too much, so many of each that it is not; the rejected ones come first,
     then those that a filter left out. A long reason counts as more than one client.
     """
-    told = [[_member(k, one) for k, one in enumerate(found["clients"])] for found in rounds]
-    ranked = [sorted(members, key=_rank) for members in told]
+    lists = [[_member(k, one) for k, one in enumerate(found["clients"])] for found in rounds]
+    ranked = [sorted(members, key=_rank) for members in lists]
     room = [[0, *accumulate(map(_room, members))] for members in ranked]
     if sum(used[-1] for used in room) <= entries:
-        return told
+        return lists
 
     def needed(most: int) -> int:
         return sum(used[min(most, len(used) - 1)] for used in room)
 
-    sizes = range(max(map(len, told)) + 1)
+    sizes = range(max(map(len, lists)) + 1)
     most = max(FEWEST, bisect_right(sizes, entries, key=needed) - 1)
     notes.append(f"of each cohort at most {most} clients are listed, the rejected ones first")
-    pairs = zip(told, ranked, strict=True)
+    pairs = zip(lists, ranked, strict=True)
     return [members if len(members) <= most else first[:most] for members, first in pairs]
 
 
@@ -252,14 +253,14 @@ def labels(
         total = rows.sum()
         return [short(float(x)) for x in rows.sum(axis=0) / total] if total else None
 
-    told: list[list[Any] | None] = []
+    cohorts: list[list[Any] | None] = []
     for t, found in enumerate(rounds):
         ids = [client["id"] for client in found["clients"] if t in kept]
         known = all(isinstance(k, int) and 0 <= k < len(counts) for k in ids)
-        told.append(shares(counts[ids]) if ids and known else None)
+        cohorts.append(shares(counts[ids]) if ids and known else None)
     population = shares(counts)
-    most = max(x for row in (population, *told) if row for x in row)
-    return {"population": population, "cohorts": told, "most": most}
+    most = max(x for row in (population, *cohorts) if row for x in row)
+    return {"population": population, "cohorts": cohorts, "most": most}
 
 
 def participation(
@@ -275,20 +276,20 @@ def participation(
             if client["id"] is not None:
                 seen.setdefault(client["id"], []).append(client)
     order = sorted(seen, key=lambda name: (-len(seen[name]), isinstance(name, str), name))
-    told: list[list[Any]] = []
+    rows: list[list[Any]] = []
     for name in order[:most]:
         norms = [norm for one in seen[name] if (norm := _norm(one)) is not None]
         reasons = [one["rejected"] for one in seen[name] if _rejected(one)]
         mean = short(fmean(norms)) if norms else None
-        told.append([name, len(seen[name]), mean, len(reasons), reasons[-1] if reasons else None])
-    return told, max(0, len(order) - most)
+        rows.append([name, len(seen[name]), mean, len(reasons), reasons[-1] if reasons else None])
+    return rows, max(0, len(order) - most)
 
 
-def seconds(story: Story) -> float:
+def seconds(view: RunView) -> float:
     """Of the rounds that are recorded; the summary's where some are not."""
-    total = math.fsum(x for found in story.rounds for x in found["seconds"].values())
-    told = number((story.summary or {}).get("seconds"), 0.0)
-    return total if told is None or story.complete else told
+    total = math.fsum(x for found in view.rounds for x in found["seconds"].values())
+    summed = number((view.summary or {}).get("seconds"), 0.0)
+    return total if summed is None or view.complete else summed
 
 
 def _column(rounds: Sequence[Mapping[str, Any]], key: str) -> list[float | int | None]:
@@ -342,11 +343,11 @@ def _notes(runs: Sequence[Run]) -> list[str]:
             whose.setdefault(note, []).append(one["name"])
     if len(runs) == 1:
         return list(whose)
-    told: list[str] = []
+    notes: list[str] = []
     for note, names in whose.items():
         few = ", ".join(names) if len(names) <= NAMED else f"{len(names)} runs"
-        told.append(f"{'All runs' if len(names) == len(runs) else few}: {note}")
-    return told
+        notes.append(f"{'All runs' if len(names) == len(runs) else few}: {note}")
+    return notes
 
 
 def _sentence(note: str) -> str:

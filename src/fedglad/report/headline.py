@@ -3,15 +3,14 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
-from fedglad.analysis.comparison import interval
-from fedglad.report.folder import Story
-from fedglad.report.groups import Group, Grouping
-from fedglad.report.record import number
+from fedglad.analysis.statistics import LAST, interval, last_mean, spread
+from fedglad.report.groups import Group, Grouped
+from fedglad.runs.line import number
+from fedglad.runs.reader import RunView
 
-WINDOW = 10  # tests of the result, as everywhere
 COLLAPSED = 10.0  # percentage points that the last rounds are below the best ones
 RISEN = 1.0  # percentage points over the first test, by which accuracy has risen at least
 PATIENCE = 20  # tests before that is asked for
@@ -49,30 +48,30 @@ class Gain:
         return fmean(self.values)
 
 
-def result(story: Story) -> Result:
+def result(view: RunView) -> Result:
     """From the rounds; where a finished run lacks some, from its summary."""
-    told = _told(story)
-    return told if told.last10 is not None and not story.complete else _recorded(story)
+    summed = _summed(view)
+    return summed if summed.last10 is not None and not view.complete else _recorded(view)
 
 
-def disagreement(story: Story) -> str | None:
+def disagreement(view: RunView) -> str | None:
     """That the summary has another result than the rounds, of which none is missing."""
-    told, own = _told(story).last10, _recorded(story).last10
-    if not story.complete or told is None or own is None or abs(told - own) < 1e-6:
+    summed, own = _summed(view).last10, _recorded(view).last10
+    if not view.complete or summed is None or own is None or abs(summed - own) < 1e-6:
         return None
     return (
-        f"summary.json has an accuracy of {100 * told:.2f} %, its rounds have {100 * own:.2f} %: "
+        f"summary.json has an accuracy of {100 * summed:.2f} %, its rounds have {100 * own:.2f} %: "
         "the rounds count"
     )
 
 
-def gain(stories: Sequence[Story], group: Group, base: Group) -> Gain | None:
+def gain(views: Sequence[RunView], group: Group, base: Group) -> Gain | None:
     """By the seeds that both have. While a run goes on, both end at the last common test."""
     values: list[float] = []
     ends: list[int] = []
     for seed in group.members:
         if seed in base.members and not group.unpaired:
-            one, other = (stories[part.members[seed]] for part in (group, base))
+            one, other = (views[part.members[seed]] for part in (group, base))
             both = (result(one).last10, result(other).last10)
             if not (one.finished and other.finished):
                 *both, end = _common(one, other)
@@ -82,15 +81,15 @@ def gain(stories: Sequence[Story], group: Group, base: Group) -> Gain | None:
     return Gain(values, interval(values), min(ends) if ends else None) if values else None
 
 
-def headline(found: Grouping, runs: Sequence[Run]) -> list[dict[str, str]]:
+def headline(found: Grouped, runs: Sequence[Run]) -> list[dict[str, str]]:
     """The figures at the head of the page."""
-    told: list[dict[str, str]] = []
+    tiles: list[dict[str, str]] = []
     base = next((one for one in found.groups if one.baseline), None)
     for one in found.groups:
-        told.append(_accuracy(found.stories, one, runs, alone=base is None))
-        if base and not one.baseline and (gained := gain(found.stories, one, base)):
-            told.append(_gained(gained, one, base, several=len(found.groups) > 2))
-    return [*told, _distrusted(runs), _rejected(runs), _time(runs)]
+        tiles.append(_accuracy(found.views, one, runs, alone=base is None))
+        if base and not one.baseline and (gained := gain(found.views, one, base)):
+            tiles.append(_gained(gained, one, base, several=len(found.groups) > 2))
+    return [*tiles, _distrusted(runs), _rejected(runs), _time(runs)]
 
 
 def verdict(runs: Sequence[Run]) -> str:
@@ -116,38 +115,38 @@ def verdict(runs: Sequence[Run]) -> str:
 
 def problems(run: Run) -> list[str]:
     """What is wrong with a run, in words; nothing if it is healthy."""
-    told: list[str] = []
+    wrong: list[str] = []
     rounds, tested = len(run["rounds"]), _known(run["accuracy"])
     if not rounds:
         return ["no round can be read"] if run["finished"] else []
     if tested:
-        last, best = fmean(tested[-WINDOW:]), max(_means(tested))
+        last, best = last_mean(tested), max(_means(tested))
         if best - last > COLLAPSED:
-            told.append(
-                f"accuracy fell from {best:.1f} % to {last:.1f} % (means over {WINDOW} tests)"
+            wrong.append(
+                f"accuracy fell from {best:.1f} % to {last:.1f} % (means over {LAST} tests)"
             )
         elif len(tested) >= PATIENCE and last < tested[0] + RISEN:
-            told.append(f"accuracy has not risen from its first {tested[0]:.1f} %")
+            wrong.append(f"accuracy has not risen from its first {tested[0]:.1f} %")
         if run["test_loss"][_last(run["accuracy"])] is None and _known(run["test_loss"]):
-            told.append("the test loss is no longer a finite number")
+            wrong.append("the test loss is no longer a finite number")
     elif losses := _known(run["train_loss"]):
-        last, best = fmean(losses[-WINDOW:]), min(_means(losses))
+        last, best = last_mean(losses), min(_means(losses))
         if best > 0 and last > GROWN * best:
-            told.append(
-                f"the training loss rose from {best:.3g} to {last:.3g} (means over {WINDOW} rounds)"
+            wrong.append(
+                f"the training loss rose from {best:.3g} to {last:.3g} (means over {LAST} rounds)"
             )
     skipped = sum(status == "skipped" for status in run["status"])
     if skipped >= SKIPPED * rounds:
         reasons = [reason for reason in run["reason"] if reason]
         why = f", the last one because {reasons[-1]}" if reasons else ""
-        told.append(f"{skipped} of {rounds} rounds were skipped{why}")
+        wrong.append(f"{skipped} of {rounds} rounds were skipped{why}")
     flagged = sum(flag is not None for flag in run["alarm"])
     if flagged >= DISTRUSTED * rounds:
-        told.append(f"{flagged} of {rounds} rounds are distrusted")
+        wrong.append(f"{flagged} of {rounds} rounds are distrusted")
     updates, rejected = run["updates"], run["rejected"]
     if rejected and rejected >= REJECTED * updates:
-        told.append(f"{rejected} of {updates} updates were rejected")
-    return told
+        wrong.append(f"{rejected} of {updates} updates were rejected")
+    return wrong
 
 
 def span(seconds: float) -> str:
@@ -169,57 +168,53 @@ def span(seconds: float) -> str:
     return f"{whole:,} d {rest} h"
 
 
-def _told(story: Story) -> Result:
+def _summed(view: RunView) -> Result:
     """The summary's."""
-    summary = story.summary or {}
+    summary = view.summary or {}
     last10, final = (number(summary.get(f"{x}_accuracy"), 0.0, 1.0) for x in ("last10", "final"))
-    every = int(number(story.config.get("eval_every"), 1.0) or 1)
-    return Result(last10, final, min(WINDOW, math.ceil((story.planned or WINDOW) / every)))
+    every = int(number(view.config.get("eval_every"), 1.0) or 1)
+    return Result(last10, final, min(LAST, math.ceil((view.planned or LAST) / every)))
 
 
-def _recorded(story: Story) -> Result:
+def _recorded(view: RunView) -> Result:
     """The rounds'."""
-    tested = list(_tests(story).values())
+    tested = list(_tests(view).values())
     if not tested:
         return Result(None, None)
-    return Result(_last10(tested), tested[-1], min(WINDOW, len(tested)))
+    return Result(last_mean(tested), tested[-1], min(LAST, len(tested)))
 
 
-def _tests(story: Story) -> dict[int, float]:
+def _tests(view: RunView) -> dict[int, float]:
     """The accuracy of each round that was tested."""
-    found = ((record["round"], record["test_accuracy"]) for record in story.rounds)
+    found = ((record["round"], record["test_accuracy"]) for record in view.rounds)
     return {t: accuracy for t, accuracy in found if accuracy is not None}
 
 
-def _last10(tested: Sequence[float]) -> float:
-    return math.fsum(tested[-WINDOW:]) / len(tested[-WINDOW:])
-
-
-def _common(one: Story, other: Story) -> tuple[float | None, float | None, int]:
+def _common(one: RunView, other: RunView) -> tuple[float | None, float | None, int]:
     """Both results over the rounds in which both were tested, and the last of these, from 1."""
     mine, theirs = _tests(one), _tests(other)
     both = [t for t in mine if t in theirs]
     if not both:
         return None, None, 0
-    return _last10([mine[t] for t in both]), _last10([theirs[t] for t in both]), both[-1] + 1
+    return last_mean([mine[t] for t in both]), last_mean([theirs[t] for t in both]), both[-1] + 1
 
 
 def _accuracy(
-    stories: Sequence[Story], group: Group, runs: Sequence[Run], *, alone: bool
+    views: Sequence[RunView], group: Group, runs: Sequence[Run], *, alone: bool
 ) -> dict[str, str]:
     """A group's result; of runs that were never tested, the training loss."""
     of = "" if alone else f": {group.label}"
-    results = [result(stories[k]) for k in group.runs]
+    results = [result(views[k]) for k in group.runs]
     last10 = [100 * found.last10 for found in results if found.last10 is not None]
     details = [f"{len(group.runs)} seeds"] if len(group.runs) > 1 else []
-    details += _progress([stories[k] for k in group.runs])
+    details += _progress([views[k] for k in group.runs])
     if last10:
         final = [100 * found.final for found in results if found.final is not None]
-        spread = f" ± {stdev(last10):.1f}" if len(last10) > 1 else ""
-        value = f"{fmean(last10):.1f}{spread} %"
+        std = spread(last10)
+        value = f"{fmean(last10):.1f}{'' if std is None else f' ± {std:.1f}'} %"
         details = [f"final {fmean(final):.1f} %", *details] if final else details
         tests = max(found.tests for found in results)
-        each = tests == WINDOW and all(_every_round(stories[k]) for k in group.runs)
+        each = tests == LAST and all(_every_round(views[k]) for k in group.runs)
         return _tile(
             f"Accuracy, {_last_few(tests, 'round' if each else 'test')}{of}", value, details
         )
@@ -227,16 +222,16 @@ def _accuracy(
     if all_losses:
         details = ["no accuracy was measured", *details]
         few = _last_few(max(map(len, all_losses)), "round")
-        value = f"{fmean(fmean(losses[-WINDOW:]) for losses in all_losses):.4g}"
+        value = f"{fmean(last_mean(losses) for losses in all_losses):.4g}"
         return _tile(f"Training loss, {few}{of}", value, details)
     return _tile(f"Accuracy{of}", "–", ["nothing was measured", *details])
 
 
-def _every_round(story: Story) -> bool:
+def _every_round(view: RunView) -> bool:
     """Whether the tests of the result are those of rounds in a row."""
-    tested = list(_tests(story))[-WINDOW:]
+    tested = list(_tests(view))[-LAST:]
     in_a_row = not tested or tested[-1] - tested[0] == len(tested) - 1
-    return in_a_row and story.config.get("eval_every", 1) == 1
+    return in_a_row and view.config.get("eval_every", 1) == 1
 
 
 def _last_few(many: int, what: str) -> str:
@@ -244,15 +239,15 @@ def _last_few(many: int, what: str) -> str:
     >>> _last_few(40, "round"), _last_few(3, "test"), _last_few(1, "test")
     ('last 10 rounds', 'last 3 tests', 'last test')
     """
-    return f"last {what}" if many == 1 else f"last {min(many, WINDOW)} {what}s"
+    return f"last {what}" if many == 1 else f"last {min(many, LAST)} {what}s"
 
 
-def _progress(stories: Sequence[Story]) -> list[str]:
-    going = [story for story in stories if not story.finished]
+def _progress(views: Sequence[RunView]) -> list[str]:
+    going = [view for view in views if not view.finished]
     if not going:
         return []
-    if len(stories) > 1:
-        return [f"{len(going)} of {len(stories)} runs are not finished"]
+    if len(views) > 1:
+        return [f"{len(going)} of {len(views)} runs are not finished"]
     last = going[0].rounds[-1]["round"] + 1 if going[0].rounds else 0
     return [f"round {last}" + (f" of {going[0].planned}" if going[0].planned else "")]
 
@@ -276,10 +271,10 @@ def _gained(found: Gain, group: Group, base: Group, *, several: bool) -> dict[st
 def _distrusted(runs: Sequence[Run]) -> dict[str, str]:
     flags = [flag for run in runs for flag in run["alarm"]]
     by = {name: flags.count(name) for name in ("one-sided", "outlier")}
-    told = sum(by.values())
-    tone = "bad" if told and told >= DISTRUSTED * len(flags) else "plain"
-    details = [f"{count} {name}" for name, count in by.items()] if told else []
-    return _tile("Rounds distrusted", f"{told} of {len(flags)}", details, tone)
+    flagged = sum(by.values())
+    tone = "bad" if flagged and flagged >= DISTRUSTED * len(flags) else "plain"
+    details = [f"{count} {name}" for name, count in by.items()] if flagged else []
+    return _tile("Rounds distrusted", f"{flagged} of {len(flags)}", details, tone)
 
 
 def _rejected(runs: Sequence[Run]) -> dict[str, str]:
@@ -307,10 +302,10 @@ def _verdict(run: Run) -> str:
         return f"Training needs a look: {'; '.join(found)}."
     if tested := _known(run["accuracy"]):
         few = _last_few(len(tested), "test")
-        fact = f"accuracy {fmean(tested[-WINDOW:]):.1f} % over the {few}"
+        fact = f"accuracy {last_mean(tested):.1f} % over the {few}"
     elif losses := _known(run["train_loss"]):
         few = _last_few(len(losses), "round")
-        fact = f"training loss {fmean(losses[-WINDOW:]):.3g} over the {few}"
+        fact = f"training loss {last_mean(losses):.3g} over the {few}"
     else:
         return "Neither accuracy nor loss is recorded: whether training is healthy is not known."
     flagged = sum(flag is not None for flag in run["alarm"])
@@ -328,7 +323,7 @@ def _early(run: Run) -> bool:
 
 def _means(values: Sequence[float]) -> list[float]:
     """Over every window."""
-    size = min(WINDOW, len(values))
+    size = min(LAST, len(values))
     return [fmean(values[k : k + size]) for k in range(len(values) - size + 1)]
 
 

@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fedglad.report.folder import ReportError
+from fedglad.report import ReportError
 
 PARTS = {
     "CSS": "page.css",

@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from fedglad.report import page
+from fedglad.report import ReportError, page
 from fedglad.report.figures import payload
-from fedglad.report.folder import Reader, ReportError
+from fedglad.runs.reader import Run, RunError
 
 ADDRESS = "127.0.0.1"
 PORT = 8756
@@ -30,10 +30,10 @@ class Live:
     """A run's payload as JSON, built anew only when a file of its folder has changed."""
 
     def __init__(self, folder: Path) -> None:
-        self.reader = Reader(folder)
+        self.run = Run(folder)
         self.builds = 0
         self._lock = threading.Lock()  # browsers ask side by side
-        self._version, self._told = "", dict[str, Any]()
+        self._version, self._payload = "", dict[str, Any]()
         self._made: dict[str, bytes] = {}
         self._fresh()  # a folder that is no run is said at once
 
@@ -42,7 +42,7 @@ class Live:
         with self._lock:
             self._fresh()
             if "data" not in self._made:
-                self._made["data"] = page.data(self._told).encode()
+                self._made["data"] = page.data(self._payload).encode()
             return self._version, self._made["data"]
 
     def page(self) -> tuple[str, bytes]:
@@ -50,14 +50,14 @@ class Live:
         with self._lock:
             self._fresh()
             if "page" not in self._made:
-                self._made["page"] = page.html(self._told).encode()
+                self._made["page"] = page.html(self._payload).encode()
             return self._version, self._made["page"]
 
     def _fresh(self) -> None:
         # Before it is read: what is written meanwhile is a newer version.
-        version = self.reader.version()
+        version = self.run.version()
         if version != self._version:
-            self._told = payload([self.reader.read()], live=True)
+            self._payload = payload([self.run.read()], live=True)
             self._version, self._made = version, {}
             self.builds += 1
 
@@ -72,7 +72,7 @@ class Server(ThreadingHTTPServer):
         super().__init__((ADDRESS, port), _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that has gone is none."""
+        """A browser that has closed its connection is no error."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -120,7 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
         made, kind = shown
         try:
             version, body = made()
-        except ReportError as error:  # the folder was removed
+        except RunError as error:  # the folder was removed
             self._plain(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
             return
         tag = f'"{version}"'

@@ -1,4 +1,4 @@
-"""Runs on disk: a run's folder, running and resuming one, many at a time, tuning.
+"""Runs on disk: a run's folder and its one reader, running and resuming, many at a time, tuning.
 
     from fedglad.runs import Run, execute
 
@@ -11,8 +11,8 @@ from fedglad.core.lazy import lazily
 
 if TYPE_CHECKING:
     from fedglad.runs.folder import Interrupted as Interrupted
-    from fedglad.runs.folder import Run as Run
-    from fedglad.runs.folder import RunError as RunError
+    from fedglad.runs.reader import Run as Run
+    from fedglad.runs.reader import RunError as RunError
     from fedglad.runs.running import execute as execute
     from fedglad.runs.sweeping import Task as Task
     from fedglad.runs.sweeping import sweep as sweep
@@ -23,8 +23,8 @@ __getattr__, __dir__ = lazily(
     __name__,
     {
         "Interrupted": "folder",
-        "Run": "folder",
-        "RunError": "folder",
+        "Run": "reader",
+        "RunError": "reader",
         "Task": "sweeping",
         "execute": "running",
         "sweep": "sweeping",

@@ -9,13 +9,10 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
-from typing import Any, cast
 
 from fedglad.config.schema import Config
 from fedglad.core.files import write_text
-from fedglad.runs.folder import Run
-
-FILE = "control.json"
+from fedglad.runs.reader import CONTROL_FILE, Run
 
 
 def adaptive(config: Config) -> bool:
@@ -30,19 +27,25 @@ def mean_factor(folder: Path, config: Config) -> float:
 
     n_G is a group's number of parameters, T that of the rounds that stepped.
     """
+    run = Run(folder)
+    per_tensor = run.sizes() or built_sizes(config)
+    groups = config.sections["adapter"].group(per_tensor)
+    sizes = dict(zip(groups.labels, groups.sum(per_tensor), strict=True))
+    stepped = [r["groups"] for r in run.rounds() if r["status"] == "stepped"]
+    if not stepped:
+        raise ValueError("no round of its rule stepped, so there is no mean factor")
+    return fmean(weighted(one, sizes) for one in stepped)
+
+
+def built_sizes(config: Config) -> dict[str, int]:
+    """The same as `Run.sizes` where there is no checkpoint: by building the model."""
     import torch
 
     from fedglad.core.layout import split
 
     with torch.random.fork_rng(devices=[]):
         layout = split(config.sections["model"].build())[0]
-    per_tensor = dict(zip(layout.names, layout.numels, strict=True))
-    groups = config.sections["adapter"].group(per_tensor)
-    sizes = dict(zip(groups.labels, groups.sum(per_tensor), strict=True))
-    found = [r["groups"] for r in Run(folder).rounds() if r["status"] == "stepped"]
-    if not found:
-        raise ValueError("no round of its rule stepped, so there is no mean factor")
-    return fmean(weighted(told, sizes) for told in found)
+    return dict(zip(layout.names, layout.numels, strict=True))
 
 
 def weighted(groups: Mapping[str, Mapping[str, float]], sizes: Mapping[str, float]) -> float:
@@ -62,28 +65,9 @@ def at_constant(config: Config, factor: float) -> Config:
 
 def mark(folder: Path, rule: Config, factor: float) -> None:
     """Notes in a control's folder whose it is."""
-    own = {"adapter": rule.to_dict()["adapter"], "factor": factor}
-    known = _read(folder)
-    if own not in known:
+    control = {"adapter": rule.to_dict()["adapter"], "factor": factor}
+    known = Run(folder).control_of()
+    if control not in known:
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / FILE, json.dumps({"control_of": [*known, own]}, indent=2) + "\n")
-
-
-def rules(folder: Path, adapter: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The [adapter] sections that a run with this one is the control of; mostly none.
-
-    A folder that was overwritten by a run with another factor is a control no longer.
-    """
-    if adapter.get("name") != "fixed":
-        return []
-    return [found["adapter"] for found in _read(folder) if found["factor"] == adapter.get("value")]
-
-
-def _read(folder: Path) -> list[dict[str, Any]]:
-    """What the file says; a damaged one says nothing, and is written anew by the next sweep."""
-    try:
-        found: Any = json.loads((folder / FILE).read_text("utf-8"))["control_of"]
-    except (ValueError, OSError, KeyError, TypeError):
-        return []
-    known = cast(list[Any], found) if isinstance(found, list) else []
-    return [one for one in known if isinstance(one, dict) and {"adapter", "factor"} <= one.keys()]
+        text = json.dumps({"control_of": [*known, control]}, indent=2)
+        write_text(folder / CONTROL_FILE, f"{text}\n")

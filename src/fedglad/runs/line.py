@@ -53,7 +53,7 @@ def clean(raw: Any) -> tuple[dict[str, Any], list[str]] | None:
         reason = None
     record: dict[str, Any] = {"round": t, "status": status, "reason": reason and text(reason)}
     for name, (low, high) in NUMBERS.items():
-        record[name] = _told(found.get(name), low, high, bad, name)
+        record[name] = _checked(found.get(name), low, high, bad, name)
     record["clients"] = _clients(found.get("clients", []), bad)
     record["groups"] = _groups(found.get("groups", {}), bad)
     record["seconds"] = _seconds(found.get("seconds", {}), bad)
@@ -86,7 +86,7 @@ def text(value: str, limit: int = 200) -> str:
     return whole if len(whole) <= limit else f"{whole[: limit - 1]}…"
 
 
-def _told(value: Any, low: float, high: float, bad: list[str], field: str) -> float | None:
+def _checked(value: Any, low: float, high: float, bad: list[str], field: str) -> float | None:
     """The number; what is there and is none makes the field a bad one."""
     found = number(value, low, high)
     if found is None and value is not None:
@@ -106,7 +106,7 @@ def _clients(raw: Any, bad: list[str]) -> list[dict[str, Any]]:
         one = cast(dict[str, Any], item)
         client: dict[str, Any] = {"id": _id(one.get("id"))}
         for name, low in (("weight", 0.0), ("loss", -LARGEST), ("sq_norm", 0.0)):
-            client[name] = _told(one.get(name), low, LARGEST, bad, "clients")
+            client[name] = _checked(one.get(name), low, LARGEST, bad, "clients")
         if (why := one.get("rejected")) is not None:
             client["rejected"] = text(why) if isinstance(why, str) else "the reason is damaged"
             bad += [] if isinstance(why, str) else ["clients"]
@@ -136,7 +136,7 @@ def _groups(raw: Any, bad: list[str]) -> dict[str, dict[str, float | None]]:
             bad.append("groups")
             continue
         gsi, baseline = (
-            _told(group.get(key), 1e-9, 1e9, bad, "groups") for key in ("gsi", "baseline")
+            _checked(group.get(key), 1e-9, 1e9, bad, "groups") for key in ("gsi", "baseline")
         )
         found[text(name)] = {"gsi": gsi, "baseline": baseline, "scale": scale}
     return found
@@ -146,6 +146,6 @@ def _seconds(raw: Any, bad: list[str]) -> dict[str, float]:
     if not isinstance(raw, dict):
         bad.append("seconds")
         return {}
-    told = cast(dict[str, Any], raw)
-    found = {text(name): _told(value, 0.0, LARGEST, bad, "seconds") for name, value in told.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    parts = cast(dict[str, Any], raw).items()
+    known = {text(name): _checked(value, 0.0, LARGEST, bad, "seconds") for name, value in parts}
+    return {name: value for name, value in known.items() if value is not None}

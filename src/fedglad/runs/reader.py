@@ -1,32 +1,56 @@
-"""A run's folder in any state: what is there is read, what is missing or damaged is said."""
+"""The one reader of a run's folder, finished or not, damaged or not; it loads no torch.
+
+    run = Run(folder)
+    run.config, run.summary, run.rounds()  # strict: a damaged file is a RunError
+    run.read()  # tolerant: a RunView, with sentences on what is missing or damaged
+
+`run.read()` may be called again and again: of rounds.jsonl it reads only what is new.
+"""
 
 import json
+import math
 import os
+import shutil
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from fedglad.config.keys import no_folder
-from fedglad.report.record import ROUNDS, clean, number, parse, text
+from fedglad.runs.line import ROUNDS, clean, number, parse, text
 
 FILES = ("config.toml", "rounds.jsonl", "summary.json")
 """One of them makes a folder a run's."""
 
+CONTROL_FILE = "control.json"
 NAMED = 8  # round numbers in a sentence
 TAIL = 64  # bytes before the last line read, which tell whether the file is still the same
+HEADER = 2**27  # bytes; a checkpoint's header that claims to be longer is damaged
 
 
-class ReportError(ValueError):
-    """What no report can be made of; the message says what is wrong with it."""
+class RunError(RuntimeError):
+    """A run that cannot start, go on or be read; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The lines of rounds.jsonl up to the first that is not JSON.
+
+    `damaged` is the number of that line, counted from 1; `cut_off` says that it is the last and has
+    no end, so that a crash, or a run that is writing it, explains it.
+    """
+
+    records: list[Any]
+    damaged: int | None = None
+    cut_off: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Story:
-    """A run as far as its folder tells it.
+class RunView:
+    """A run as far as its folder can be read, at one moment.
 
     | field | meaning |
     |---|---|
@@ -46,16 +70,16 @@ class Story:
 
     @property
     def name(self) -> str:
-        """Of the folder."""
+        """The folder's name."""
         return text(self.folder.resolve().name) or "/"
 
     @property
     def planned(self) -> int | None:
         """How many rounds the run was to have, where that is known."""
-        found = self.config.get("rounds")
-        if not isinstance(found, int) or isinstance(found, bool) or not 0 < found < ROUNDS:
-            found = (self.summary or {}).get("rounds")
-        return int(told) if (told := number(found, 1, ROUNDS)) else None
+        rounds = self.config.get("rounds")
+        if not isinstance(rounds, int) or isinstance(rounds, bool) or not 0 < rounds < ROUNDS:
+            rounds = (self.summary or {}).get("rounds")
+        return int(whole) if (whole := number(rounds, 1, ROUNDS)) else None
 
     @property
     def complete(self) -> bool:
@@ -79,39 +103,142 @@ class _Seen:
     damaged: list[int] = field(default_factory=list[int])
     bad: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
 
+    def forget(self) -> None:
+        vars(self).update(vars(_Seen()))
+
     def add(self, line: bytes) -> None:
         self.lines += 1
         if not line.strip():
             return
-        found = clean(parse(line))
-        if found is None:
+        checked = clean(parse(line))
+        if checked is None:
             self.damaged.append(self.lines)
             return
-        record, bad = found
+        record, bad = checked
         self.records.append(record)
         for name in dict.fromkeys(bad):
             self.bad.setdefault(name, []).append(record["round"])
 
 
-class Reader:
-    """Reads a folder again and again, of rounds.jsonl only what is new."""
+@dataclass(frozen=True)
+class Run:
+    """A folder that holds a run, or will; all that is known of it is read here."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._seen = _Seen()
+    folder: Path
+    _seen: _Seen = field(init=False, repr=False, compare=False, default_factory=_Seen)
 
-    def read(self) -> Story:
-        """The run as it is now."""
+    # -------------------------------------------------------------------------------- strict
+
+    @property
+    def config(self) -> dict[str, Any] | None:
+        """config.toml as plain TOML, so that no class of it has to be here; None if not there."""
+        try:
+            return tomllib.loads((self.folder / "config.toml").read_text("utf-8"))
+        except FileNotFoundError:
+            return None
+        except (ValueError, OSError) as error:
+            raise RunError(f"{self.folder}/config.toml cannot be read: {error}") from None
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """The result, once the run is finished."""
+        path = self.folder / "summary.json"
+        if not path.is_file():
+            return None
+        try:
+            summary = json.loads(path.read_text("utf-8"))
+            if not isinstance(summary, dict):
+                raise ValueError(f"{summary!r} is no summary")
+        except ValueError as error:
+            raise RunError(
+                f"{path} is damaged: {error}. Remove that file and go on with --resume, which "
+                "writes it anew"
+            ) from None
+        return cast(dict[str, Any], summary)
+
+    def lines(self) -> Lines:
+        """The lines of rounds.jsonl in one reading, and where they end; none if it is not there."""
+        try:
+            data = (self.folder / "rounds.jsonl").read_text("utf-8", errors="replace")
+        except (FileNotFoundError, IsADirectoryError):
+            return Lines([])
+        records: list[Any] = []
+        lines = data.splitlines()
+        for place, line in enumerate(lines, start=1):
+            try:
+                records.append(json.loads(line))
+            except (ValueError, RecursionError):  # also a number too long, or lists too deep
+                return Lines(records, place, place == len(lines) and not data.endswith("\n"))
+        return Lines(records)
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """The rounds recorded so far; a line cut off by a crash is left out."""
+        return list(takewhile(_is_object, self.lines().records))
+
+    @property
+    def skipped(self) -> str:
+        """That at least half of the rounds were skipped, and why the last one; empty if not."""
+        summary = self.summary or {}
+        return skipped_rounds(summary, self.rounds()) if summary.get("skipped") else ""
+
+    def rules(self, adapter: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The [adapter] sections that a run with this one is the control of; mostly none.
+
+        A folder that was overwritten by a run with another factor is a control no longer.
+        """
+        if adapter.get("name") != "fixed":
+            return []
+        same = [one for one in self.control_of() if one["factor"] == adapter.get("value")]
+        return [one["adapter"] for one in same if isinstance(one["adapter"], dict)]
+
+    def control_of(self) -> list[dict[str, Any]]:
+        """What control.json says; a damaged one says nothing, and is written anew by a sweep."""
+        known = _inside(self.folder / CONTROL_FILE, "control_of") or []
+        return [one for one in known if isinstance(one, dict) and {"adapter", "factor"} <= {*one}]
+
+    def clients(self) -> int | None:
+        """How many clients labels.json has, or the newest checkpoint of a federation."""
+        if counts := _inside(self.folder / "labels.json", "counts"):
+            return len(counts)
+        paths = sorted((self.folder / "checkpoints").glob("*.json"), reverse=True)
+        names = (_inside(path, "sampler", "nodes", "names") for path in paths)
+        return next((len(found) for found in names if found), None)
+
+    def sizes(self) -> dict[str, int] | None:
+        """Each parameter tensor's number of elements, by the newest checkpoint with a header."""
+        for path in sorted((self.folder / "checkpoints").glob("*.safetensors"), reverse=True):
+            try:
+                layout = _header(path)["layout"]
+                return {
+                    name: math.prod(shape) for name, shape, _, kind in layout if kind != "buffer"
+                }
+            except (ValueError, OSError, KeyError, TypeError):
+                continue
+        return None
+
+    def clear(self) -> None:
+        """Removes what a run writes, and nothing else; the log, which may be locked, is emptied."""
+        if (self.folder / "log.txt").is_file():
+            os.truncate(self.folder / "log.txt", 0)
+        for name in ("config.toml", "labels.json", "rounds.jsonl", "summary.json"):
+            (self.folder / name).unlink(missing_ok=True)
+        for name in ("checkpoints", "memories"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+
+    # ------------------------------------------------------------------------------ tolerant
+
+    def read(self) -> RunView:
+        """The run as it is now, in any state; RunError if the folder is none of a run."""
         if not os.path.isdir(self.folder):
-            raise ReportError(no_folder(self.folder))
+            raise RunError(no_folder(self.folder))
         if not is_run(self.folder):
-            raise ReportError(f"{self.folder} is not a run: it has no {', no '.join(FILES)}")
+            raise RunError(f"{self.folder} is not a run: it has no {', no '.join(FILES)}")
         missing: list[str] = []
         config = self._config(missing)
         summary = self._summary(missing)
         rounds = self._rounds(missing, waiting=summary is None)
         labels = self._labels(missing)
-        story = Story(
+        view = RunView(
             folder=self.folder,
             config=config,
             rounds=tuple(rounds),
@@ -119,18 +246,18 @@ class Reader:
             labels=labels,
             missing=(),
         )
-        return replace(story, missing=(*missing, *_state(story)))
+        return replace(view, missing=(*missing, *_state(view)))
 
     def version(self) -> str:
         """Another one whenever a file has changed: their sizes and times."""
-        found: list[str] = []
+        parts: list[str] = []
         for name in (*FILES, "labels.json"):
             try:
-                told = (self.folder / name).stat()
-                found.append(f"{told.st_size:x}.{told.st_mtime_ns:x}.{told.st_ino:x}")
+                stat = (self.folder / name).stat()
+                parts.append(f"{stat.st_size:x}.{stat.st_mtime_ns:x}.{stat.st_ino:x}")
             except OSError:
-                found.append("-")
-        return "_".join(found)
+                parts.append("-")
+        return "_".join(parts)
 
     def _config(self, missing: list[str]) -> dict[str, Any]:
         data = self._bytes("config.toml", missing, "the settings and the seed are not known")
@@ -146,9 +273,9 @@ class Reader:
         if not os.path.lexists(self.folder / "summary.json"):
             return None
         data = self._bytes("summary.json", missing, "the result is worked out from the rounds")
-        found = None if data is None else parse(data)
-        if isinstance(found, dict):
-            return cast(dict[str, Any], found)
+        summary = None if data is None else parse(data)
+        if isinstance(summary, dict):
+            return cast(dict[str, Any], summary)
         if data is not None:
             missing.append("summary.json is damaged: the result is worked out from the rounds")
         return None
@@ -157,9 +284,8 @@ class Reader:
         data = self._bytes("labels.json", missing, "no label distributions can be shown")
         if data is None:
             return None
-        found = parse(data)
-        counts = cast(dict[str, Any], found).get("counts") if isinstance(found, dict) else None
-        labels = _counts(counts)
+        tree = parse(data)
+        labels = _counts(cast(dict[str, Any], tree).get("counts") if isinstance(tree, dict) else 0)
         if labels is None:
             missing.append("labels.json is damaged: no label distributions can be shown")
         return labels
@@ -181,10 +307,10 @@ class Reader:
             if path.is_file():
                 rest = self._go_on(path)
             else:
-                self._seen = _Seen()
+                self._seen.forget()
                 missing.append(f"{_absent(path)}: no round is recorded")
         except OSError as error:
-            self._seen = _Seen()
+            self._seen.forget()
             missing.append(f"rounds.jsonl cannot be read ({error.strerror})")
         seen = self._seen
         last = _Seen(seen.lines)  # perhaps half a line, perhaps one without its end
@@ -206,12 +332,12 @@ class Reader:
 
         From the start if the file is not the one it was: a run that goes on writes it anew.
         """
+        seen = self._seen
         with open(path, "rb") as file:
-            seen = self._seen
             if seen.offset:
                 file.seek(seen.offset - len(seen.tail))
                 if file.read(len(seen.tail)) != seen.tail:
-                    seen = self._seen = _Seen()
+                    seen.forget()
                     file.seek(0)
             new = file.read()
         *lines, rest = new.split(b"\n")
@@ -223,41 +349,91 @@ class Reader:
         return rest
 
 
-def read(folder: Path) -> Story:
-    """A run's folder as it is now; ReportError if it is none."""
-    return Reader(folder).read()
+# ---------------------------------------------------------------------------- which are there
 
 
-def is_run(folder: Path) -> bool:
+def is_run(folder: Path, files: Sequence[str] = FILES) -> bool:
     """Whether a folder has anything of a run in it."""
-    return any(os.path.lexists(folder / name) for name in FILES)
+    return any(os.path.lexists(folder / name) for name in files)
 
 
-def expand(paths: Iterable[Path]) -> list[Path]:
-    """The runs' own folders; of a folder of runs, those in it in the order of their start."""
-    found: dict[Path, Path] = {}
+def run_folders(paths: Iterable[Path], files: Sequence[str] = FILES) -> list[Path]:
+    """The runs' own folders; of a folder of runs, those in it in the order of their start.
+
+    One of `files` makes a folder a run's. Each run comes once, however often it is named.
+    """
+    runs: dict[Path, Path] = {}
     for path in paths:
         if not os.path.isdir(path):
-            raise ReportError(no_folder(path))
-        inside = [path] if is_run(path) else _runs_in(path)
+            raise RunError(no_folder(path))
+        inside = [path] if is_run(path, files) else _runs_in(path, files)
         if not inside:
-            raise ReportError(
-                f"{path} is not a run, nor a folder of runs: there is no {', no '.join(FILES)} in "
-                "it or one level below"
+            raise RunError(
+                f"{path} holds no run: there is no {', no '.join(files)} in it or one level below"
             )
-        found |= {run.resolve(): run for run in inside if run.resolve() not in found}
-    return list(found.values())
+        for run in inside:
+            runs.setdefault(run.resolve(), run)
+    return list(runs.values())
 
 
-def _runs_in(path: Path) -> list[Path]:
-    def started(run: Path) -> tuple[float, str]:
-        times = [(run / name).lstat().st_mtime for name in FILES if (run / name).exists()]
-        return (min(times, default=0.0), run.name)
+def no_folder(path: Path) -> str:
+    """What is wrong with a path that should be a run's folder and is none."""
+    if path.is_file():
+        return f"{path} is a file: give the folder of a run, or of runs"
+    return f"there is no folder {path}"
+
+
+def _runs_in(path: Path, files: Sequence[str]) -> list[Path]:
+    def started(run: Path) -> tuple[int, str]:
+        # config.toml is written once, at the start; what else is there may be older or newer.
+        for name in FILES:
+            try:
+                return (run / name).stat().st_mtime_ns, run.name
+            except OSError:
+                continue
+        return 0, run.name
 
     try:
-        return sorted((p for p in path.iterdir() if p.is_dir() and is_run(p)), key=started)
+        return sorted((p for p in path.iterdir() if p.is_dir() and is_run(p, files)), key=started)
     except OSError as error:
-        raise ReportError(f"{path} cannot be read: {error.strerror}") from None
+        raise RunError(f"{path} cannot be read: {error.strerror}") from None
+
+
+# ------------------------------------------------------------------------------------- details
+
+
+def skipped_rounds(summary: Mapping[str, Any], rounds: Iterable[Mapping[str, Any]]) -> str:
+    """That at least half of the rounds were skipped, and why the last one; empty if not."""
+    skipped, many = summary.get("skipped", 0), summary.get("rounds", 0)
+    if not skipped or 2 * skipped < many:
+        return ""
+    reasons = [one.get("reason") for one in rounds if one["status"] == "skipped"]
+    return f"{skipped} of {many} rounds were skipped: {reasons[-1] if reasons else 'unknown'}"
+
+
+def _is_object(line: Any) -> bool:
+    return isinstance(line, dict)
+
+
+def _inside(path: Path, *keys: str) -> list[Any] | None:
+    """A list inside a JSON file; None if it is not there."""
+    try:
+        value: Any = json.loads(path.read_text("utf-8"))
+        for key in keys:
+            value = value[key]
+    except (ValueError, RecursionError, OSError, KeyError, TypeError):
+        return None
+    return cast(list[Any], value) if isinstance(value, list) else None
+
+
+def _header(path: Path) -> Any:
+    """The JSON of a saved state, from the header of its safetensors file; no tensor is read."""
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > HEADER:
+            raise ValueError(f"{path} has no header")
+        header = json.loads(file.read(length))
+    return json.loads(header["__metadata__"]["fedglad"])
 
 
 def _ordered(records: Iterable[dict[str, Any]], missing: list[str]) -> list[dict[str, Any]]:
@@ -284,18 +460,18 @@ def _ordered(records: Iterable[dict[str, Any]], missing: list[str]) -> list[dict
     return [rounds[t] for t in order]
 
 
-def _state(story: Story) -> list[str]:
+def _state(view: RunView) -> list[str]:
     """How far the run is, if it is not at its end; and a summary that says something else."""
-    done, planned = len(story.rounds), story.planned
-    if story.summary is None:
-        if story.complete:
-            damaged = os.path.lexists(story.folder / "summary.json")  # which was said
+    done, planned = len(view.rounds), view.planned
+    if view.summary is None:
+        if view.complete:
+            damaged = os.path.lexists(view.folder / "summary.json")  # which was said
             return [] if damaged else ["there is no summary.json: the result is that of the rounds"]
         of = f" of {planned}" if planned else ""
         return [f"the run is not finished, rounds recorded: {done}{of}"]
-    told = story.summary.get("rounds")
-    if told != done:
-        return [f"summary.json is of {_shown(told)} rounds, {done} can be read: it counts"]
+    rounds = view.summary.get("rounds")
+    if rounds != done:
+        return [f"summary.json is of {_shown(rounds)} rounds, {done} can be read: it counts"]
     return []
 
 
@@ -304,11 +480,11 @@ def _counts(raw: Any) -> np.ndarray | None:
     if not isinstance(raw, list):
         return None
     try:
-        found = np.array(raw, dtype=float)
+        counts = np.array(raw, dtype=float)
     except (ValueError, TypeError, OverflowError):
         return None
-    usable = found.ndim == 2 and found.size > 0 and bool(np.isfinite(found).all())
-    return found if usable and found.min() >= 0 and found.max() < 1e15 else None
+    usable = counts.ndim == 2 and counts.size > 0 and bool(np.isfinite(counts).all())
+    return counts if usable and counts.min() >= 0 and counts.max() < 1e15 else None
 
 
 def _these(what: str, numbers: list[int]) -> str:

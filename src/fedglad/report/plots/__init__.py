@@ -1,6 +1,7 @@
-"""Static plots of a report for papers: PNG, SVG or PDF; matplotlib is loaded when one is drawn.
+"""Every picture of the project; matplotlib is loaded when one is drawn, and nowhere else.
 
-One file a chart: `rounds`, `factors`, `similarity`; `style` has what they share.
+One file a chart: `rounds`, `factors` and `similarity` of a report, as PNG, SVG or PDF for papers;
+`comparison` of `fedglad compare`, `partition` of `fedglad data show`; `style` has what they share.
 """
 
 import re
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedglad.report.plots import factors, rounds, similarity
-from fedglad.report.plots.style import DPI, Run, clean, paper_style
+from fedglad.report.plots.style import Run, clean, paper_style, save
 
 Format = Literal["png", "svg", "pdf"]
 FORMATS: tuple[Format, ...] = ("png", "svg", "pdf")
@@ -32,23 +33,24 @@ def write(payload: dict[str, Any], folder: Path, format: str) -> list[Path]:
     with paper_style():
         for name, draw in _charts(payload):
             path = folder / f"{name}.{format}"
-            _save(draw(), path, format)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save(draw(), path, format)
             written.append(path)
     return written
 
 
 def left_out(payload: dict[str, Any]) -> list[str]:
     """The charts without data, in words."""
-    told: list[str] = []
+    missing: list[str] = []
     if not rounds.panels_of(payload):
-        told.append("accuracy, loss and GSI by round: no round is recorded")
+        missing.append("accuracy, loss and GSI by round: no round is recorded")
     for run in payload["runs"]:
         name = clean(str(run["name"]))
         if not factors.maps_of(run):
-            told.append(f"factors of {name}: no group was scaled or compared")
+            missing.append(f"factors of {name}: no group was scaled or compared")
         if not similarity.pairs_of(run):
-            told.append(f"GSI against label similarity of {name}: it is not recorded")
-    return told
+            missing.append(f"GSI against label similarity of {name}: it is not recorded")
+    return missing
 
 
 def _charts(payload: dict[str, Any]) -> Generator[tuple[str, Callable[[], Any]]]:
@@ -73,13 +75,3 @@ def _file_names(names: Sequence[str]) -> list[str]:
         more = (f"{safe}-{k}" for k in range(2, len(names) + 1))
         found.append(next(one for one in (safe, *more) if one.lower() not in map(str.lower, found)))
     return found
-
-
-def _save(figure: Any, path: Path, format: str) -> None:
-    without_time = {
-        "png": {"Software": None},
-        "svg": {"Date": None, "Creator": None},
-        "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format=format, dpi=DPI, metadata=without_time[format])

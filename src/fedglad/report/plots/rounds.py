@@ -3,25 +3,23 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from fedglad.analysis.curves import Curve, curve
 from fedglad.report.plots.style import (
     MARKS,
-    PALETTE,
-    STYLES,
     Run,
     flagged,
     has,
+    look,
+    mean_line,
     new_figure,
     round_axis,
     short,
 )
 
-BAND = 0.18  # opacity of mean ± std
 LABEL = 58  # characters of a line of the legend
 MOST = 14  # configurations in the legend
 MANY = 150  # rounds; the lines of more are thinner
+FAINT: dict[str, Any] = {"linewidth": 0.7, "linestyle": "-", "dashes": (2, 1.5)}
 
 
 def panels_of(payload: dict[str, Any]) -> list[str]:
@@ -44,10 +42,7 @@ def draw(payload: dict[str, Any]) -> Any:
     flags: set[str] = set()
     for place, group in enumerate(groups):
         runs = [payload["runs"][k] for k in group["runs"]]
-        style: dict[str, Any] = {
-            "color": PALETTE[place % len(PALETTE)],
-            "dashes": place // len(PALETTE) % 3,
-        }
+        style = look(place)
         if axes := by_name.get("accuracy"):
             _line(axes, _curve(runs, "accuracy"), **style)
         if axes := by_name.get("loss"):
@@ -72,30 +67,20 @@ def draw(payload: dict[str, Any]) -> Any:
 
 
 def _curve(runs: Sequence[Run], key: str) -> Curve:
-    records = [
-        [{"round": t - 1, key: value} for t, value in zip(run["rounds"], run[key], strict=True)]
-        for run in runs
-        if run.get(key)
-    ]
-    return curve(records, key)
+    columns = [zip(run["rounds"], run[key], strict=True) for run in runs if run.get(key)]
+    return curve({t: value for t, value in column if value is not None} for column in columns)
 
 
-def _line(axes: Any, found: Curve, *, color: str, dashes: int, faint: bool = False) -> None:
+def _line(axes: Any, found: Curve, *, faint: bool = False, **style: Any) -> None:
     if not found.rounds:
         return
     if faint:
-        axes.plot(found.rounds, found.mean, color=color, linewidth=0.7, dashes=(2, 1.5), alpha=0.8)
+        faded: dict[str, Any] = {**FAINT, "color": style["color"], "alpha": 0.8}
+        axes.plot(found.rounds, found.mean, **faded)
         return
     lone: dict[str, Any] = {"marker": ".", "markersize": 3} if len(found.rounds) == 1 else {}
     width = 1.1 if len(found.rounds) <= MANY else 0.7
-    axes.plot(
-        found.rounds, found.mean, color=color, linestyle=STYLES[dashes], linewidth=width, **lone
-    )
-    if any(found.std):
-        mean, std = np.array(found.mean), np.array([std or 0.0 for std in found.std])
-        axes.fill_between(
-            found.rounds, mean - std, mean + std, color=color, alpha=BAND, linewidth=0
-        )
+    mean_line(axes, found, linewidth=width, **style, **lone)
 
 
 def _mark(axes: Any, runs: Sequence[Run], found: Curve, colour: str) -> set[str]:
@@ -133,8 +118,7 @@ def _legend(figure: Any, payload: dict[str, Any], panels: Sequence[str], flags: 
     handles: list[Any] = []
     labels: list[str] = []
     for place, group in enumerate(groups[:MOST]):
-        colour, dashes = PALETTE[place % len(PALETTE)], STYLES[place // len(PALETTE) % 3]
-        handles.append(Line2D([], [], color=colour, linestyle=dashes))
+        handles.append(Line2D([], [], **look(place)))
         seeds = len(group["runs"])
         number = f" (mean ± std of {seeds} seeds)" if seeds > 1 else ""
         if not any(payload["runs"][k]["rounds"] for k in group["runs"]):
@@ -145,7 +129,7 @@ def _legend(figure: Any, payload: dict[str, Any], panels: Sequence[str], flags: 
         labels.append(f"and {len(groups) - MOST} more")
     _place(figure, handles, labels, loc="outside upper center", ncols=1)
     meanings: dict[str, Any] = {}
-    faint: dict[str, Any] = {"color": "0.3", "linewidth": 0.7, "dashes": (2, 1.5)}
+    faint: dict[str, Any] = {**FAINT, "color": "0.3"}
     if "loss" in panels:
         meanings["test loss"] = Line2D([], [], color="0.3")
         meanings["training loss"] = Line2D([], [], **faint)

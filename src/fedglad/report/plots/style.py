@@ -1,48 +1,67 @@
-"""How every plot is drawn: sizes, colours, marks, names."""
+"""How every picture of the project is drawn and saved: sizes, colours, lines, marks, names.
+
+No other module has settings of matplotlib, and none loads it but when something is drawn.
+"""
 
 import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
+
+import numpy as np
+
+from fedglad.analysis.curves import Curve
 
 WIDTH = 3.3  # inches: a column of a paper with two
 DPI = 300
+POINTS = 7  # the size of letters in such a column
+SCREEN_DPI, SCREEN_POINTS = 150, 10  # of a picture that is looked at by itself
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Okabe and Ito's, which the colour-blind tell apart; without yellow, too faint on white."""
 STYLES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))
 MARKS = {"one-sided": ("v", "#CC3311"), "outlier": ("^", "#332288")}
+BAND = 0.18  # opacity of mean ± std
 
 Run = dict[str, Any]
 """One of the payload's runs."""
 
 
 @contextmanager
-def paper_style() -> Generator[None]:
-    """How everything is drawn; names are drawn as they are, `$` and all."""
+def paper_style(points: float = POINTS) -> Generator[None]:
+    """How everything is drawn, with letters of this size; names are drawn as they are, `$` and all.
+
+    `paper_style(SCREEN_POINTS)` is the same for a picture of another size.
+    """
     try:
         import matplotlib
+        from cycler import cycler
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "plots need matplotlib: pip install 'fedglad[report]'", name=error.name
         ) from None
+    unit = points / POINTS
     settings = {
         "font.family": "DejaVu Sans",  # comes with matplotlib
-        "font.size": 7,
-        "axes.labelsize": 7,
-        "axes.linewidth": 0.6,
-        "axes.titlesize": 7,
+        "font.size": 7 * unit,
+        "axes.labelsize": 7 * unit,
+        "axes.linewidth": 0.6 * unit,
+        "axes.titlesize": 7 * unit,
         "axes.spines.top": False,
         "axes.spines.right": False,
-        "grid.linewidth": 0.4,
+        "axes.prop_cycle": cycler("linestyle", STYLES) * cycler("color", PALETTE),
+        "grid.linewidth": 0.4 * unit,
         "grid.alpha": 0.3,
-        "legend.fontsize": 6,
+        "legend.fontsize": 6 * unit,
         "legend.frameon": False,
-        "xtick.labelsize": 6,
-        "ytick.labelsize": 6,
-        "xtick.major.width": 0.6,
-        "ytick.major.width": 0.6,
-        "xtick.major.size": 2.5,
-        "ytick.major.size": 2.5,
+        "lines.linewidth": 1.1 * unit,
+        "lines.markersize": 4 * unit,
+        "xtick.labelsize": 6 * unit,
+        "ytick.labelsize": 6 * unit,
+        "xtick.major.width": 0.6 * unit,
+        "ytick.major.width": 0.6 * unit,
+        "xtick.major.size": 2.5 * unit,
+        "ytick.major.size": 2.5 * unit,
         "text.parse_math": False,
         "text.usetex": False,
         "pdf.fonttype": 42,
@@ -56,10 +75,46 @@ def paper_style() -> Generator[None]:
         yield
 
 
-def new_figure(height: float, **more: Any) -> Any:
+def new_figure(height: float, width: float = WIDTH) -> Any:
+    """An empty figure of this size, in inches."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(WIDTH, height), layout="constrained", **more)
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(figure: Any, path: Path, format: str | None = None, dpi: int = DPI) -> None:
+    """Writes a figure in a format, by default that of the file's name; the same bytes each time."""
+    without_time: dict[str, dict[str, None]] = {
+        "png": {"Software": None},
+        "svg": {"Date": None, "Creator": None},
+        "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    }
+    format = format or path.suffix[1:] or "png"
+    figure.savefig(path, format=format, dpi=dpi, metadata=without_time.get(format))
+
+
+def look(place: int) -> dict[str, Any]:
+    """The colour and the dashes of the line at this place in a legend."""
+    return {
+        "color": PALETTE[place % len(PALETTE)],
+        "linestyle": STYLES[place // len(PALETTE) % len(STYLES)],
+    }
+
+
+def mean_line(axes: Any, curve: Curve, *, unit: float = 1.0, **line: Any) -> None:
+    """A curve's mean by round, with a band of ± std where there are several runs."""
+    mean = unit * np.array(curve.mean)
+    (drawn,) = axes.plot(curve.rounds, mean, **line)
+    if any(curve.std):
+        std = unit * np.array([std or 0.0 for std in curve.std])
+        axes.fill_between(
+            curve.rounds, mean - std, mean + std, color=drawn.get_color(), alpha=BAND, linewidth=0
+        )
+
+
+def legend_inside(axes: Any, **how: Any) -> None:
+    """A legend where lines may run behind it."""
+    axes.legend(fontsize=POINTS, frameon=True, framealpha=0.85, edgecolor="none", **how)
 
 
 def flagged(runs: Sequence[Run]) -> dict[str, list[int]]:

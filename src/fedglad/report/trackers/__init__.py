@@ -67,24 +67,24 @@ class Tracking:
         """Writes the rounds that are new; how many."""
         rows = self.source.new()
         if rows:
-            with self._told():
+            with self._named_errors():
                 self._open().write(rows)
             self.rounds = rows[-1].step
-        story = self.source.story
+        view = self.source.view
         # The summary comes a moment after the last round; if it was lost, there is none.
-        self.finished = story.summary is not None or (story.complete and not rows)
+        self.finished = view.summary is not None or (view.complete and not rows)
         return len(rows)
 
     def close(self) -> None:
         """Writes the summary if there is one; must be called."""
         if self.writer is not None:
-            summary = self.source.story.summary
+            summary = self.source.view.summary
             numbers = None if summary is None else summary_scalars(summary)
-            with self._told():
+            with self._named_errors():
                 self.writer.close(numbers, self.rounds)
 
     @contextmanager
-    def _told(self) -> Generator[None]:
+    def _named_errors(self) -> Generator[None]:
         try:
             yield
         except (OSError, *self._writer_class.errors) as error:
@@ -100,10 +100,10 @@ class Tracking:
         self.out.mkdir(parents=True, exist_ok=True)
         # A tracker that cannot write there would go elsewhere, or try again for minutes.
         tempfile.TemporaryFile(dir=self.out).close()
-        story = self.source.story
+        view = self.source.view
         source = self.source
-        told = hyperparameters(story.config)
-        start = Start(self.out, story.name, source.id, source.started, told)
+        config = hyperparameters(view.config)
+        start = Start(self.out, view.name, source.id, source.started, config)
         made: Writer = self._writer_class(start)
         self.writer = made
         return made

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedglad.config.keys import flat
 from fedglad.report.groups import written
-from fedglad.report.record import number
+from fedglad.runs.line import number
 
 NAMES = {
     "test/accuracy": "accuracy on the test set, 0 to 1; in the rounds that were tested",
@@ -48,7 +48,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Start:
-    """What a tracker hears first."""
+    """What a tracker is given first."""
 
     out: Path  # the folder of its files, which is there
     name: str  # of the run
@@ -129,8 +129,8 @@ def summary_scalars(summary: Mapping[str, Any]) -> dict[str, float]:
 def hyperparameters(config: Mapping[str, Any]) -> dict[str, str | float | bool]:
     """config.toml as {"server.lr": 1.0}; a list, or a table inside a section, is written out."""
     names = Names()
-    told: dict[str, str | float | bool] = {}
+    parameters: dict[str, str | float | bool] = {}
     for key, value in flat(config).items():
         plain = isinstance(value, str | bool) or number(value) is not None
-        told[names("", key).removeprefix("/")] = value if plain else written(value)
-    return told
+        parameters[names("", key).removeprefix("/")] = value if plain else written(value)
+    return parameters

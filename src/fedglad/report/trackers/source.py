@@ -7,26 +7,26 @@ from pathlib import Path
 from typing import Any
 
 from fedglad.report.figures import alarms
-from fedglad.report.folder import Reader, ReportError, Story
 from fedglad.report.groups import in_words
 from fedglad.report.trackers.names import Names, Row, scalars
+from fedglad.runs.reader import Run, RunError, RunView
 
 
-class TrackError(RuntimeError):
+class TrackError(RunError):
     """What cannot be tracked; the message says what to do."""
 
 
 class Source:
-    """The rounds of a run that have not been told yet.
+    """The rounds of a run that have not been given to the tracker yet.
 
-    A run that was resumed may write rounds again: they are the same, and not told twice.
+    A run that was resumed may write rounds again: they are the same, and not given twice.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._reader, self._names = Reader(folder), Names()
+        self._run, self._names = Run(folder), Names()
         self._next, self._id = 0, ""
-        self.story = self._read()
+        self.view = self._read()
 
     @property
     def id(self) -> str:
@@ -41,37 +41,37 @@ class Source:
 
     def new(self) -> list[Row]:
         """The rounds since the last call."""
-        self.story = self._read()
+        self.view = self._read()
         rows: list[Row] = []
         clock = 0.0
-        usual, flags, _ = alarms(self.story.rounds)
-        for record, before, flag in zip(self.story.rounds, usual, flags, strict=True):
+        usual, flags, _ = alarms(self.view.rounds)
+        for record, before, flag in zip(self.view.rounds, usual, flags, strict=True):
             clock += math.fsum(record["seconds"].values())
             if record["round"] >= self._next:
                 self._next = record["round"] + 1
-                told = scalars(record, self._names, usual=before, flag=flag)
-                rows.append(Row(record["round"] + 1, clock, told))
+                values = scalars(record, self._names, usual=before, flag=flag)
+                rows.append(Row(record["round"] + 1, clock, values))
         return rows
 
-    def _read(self) -> Story:
+    def _read(self) -> RunView:
         try:
-            story = self._reader.read()
-        except ReportError as error:
+            view = self._run.read()
+        except RunError as error:
             raise TrackError(str(error)) from None
-        found = _id(story)
-        if self._id and found and found != self._id:
+        now = _id(view)
+        if self._id and now and now != self._id:
             raise TrackError(f"{self.folder} now holds another run: track it with a new command")
-        self._id = self._id or found
-        return story
+        self._id = self._id or now
+        return view
 
 
-def _id(story: Story) -> str:
+def _id(view: RunView) -> str:
     """From the settings and the first round without its times, which differ if it runs again."""
-    if not story.rounds:
+    if not view.rounds:
         return ""
-    opening: dict[str, Any] = {k: v for k, v in story.rounds[0].items() if k != "seconds"}
+    opening: dict[str, Any] = {k: v for k, v in view.rounds[0].items() if k != "seconds"}
     try:
-        text = json.dumps([story.config, opening], sort_keys=True, default=str)
+        text = json.dumps([view.config, opening], sort_keys=True, default=str)
     except (ValueError, RecursionError):  # a number too long, a table too deep
-        text = json.dumps([in_words(story.config), opening], sort_keys=True)
+        text = json.dumps([in_words(view.config), opening], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

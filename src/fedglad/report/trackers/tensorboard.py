@@ -30,8 +30,10 @@ class TensorBoard:
         for old in folder.glob(f"events.out.tfevents.*{mark}"):
             old.unlink()
         self._writer = self._lib.writer(str(folder), filename_suffix=mark)
-        told = self._lib.hparams(start.config, trial_id=start.id, start_time_secs=start.started)
-        self._add(told, 0, start.started)
+        parameters = self._lib.hparams(
+            start.config, trial_id=start.id, start_time_secs=start.started
+        )
+        self._add(parameters, 0, start.started)
 
     @staticmethod
     def load() -> Any:

@@ -62,7 +62,7 @@ class Wandb:
 
     @staticmethod
     def load() -> Any:
-        """The library, told before it is loaded to keep to itself."""
+        """The library, set before it is loaded so that it sends nothing."""
         os.environ.update(QUIET)
         Wandb._alone |= "wandb" not in sys.modules
         wandb = import_module("wandb")

@@ -2,10 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 
 import numpy as np
 
+from fedglad.analysis.statistics import spread
 from fedglad.studies.paper.cells import PaperError
 from fedglad.studies.paper.results import Result
 
@@ -57,12 +58,13 @@ class Fluctuation:
 
 def fluctuations(result: Result) -> list[Fluctuation]:
     """Of every group in the order of the model."""
-    found: list[Fluctuation] = []
+    groups: list[Fluctuation] = []
     for name, parts in result.columns["groups"].items():
         values = [value for value in parts["gsi"] if value is not None]
-        deviation = stdev(values) if len(values) > 1 else 0.0
-        found.append(Fluctuation(name, fmean(values), deviation, min(values), max(values)))
-    return found
+        groups.append(
+            Fluctuation(name, fmean(values), spread(values) or 0.0, min(values), max(values))
+        )
+    return groups
 
 
 @dataclass(frozen=True)

@@ -3,67 +3,68 @@
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
+from fedglad.analysis.curves import curve
+from fedglad.analysis.statistics import spread
+from fedglad.report.plots.style import (
+    SCREEN_DPI,
+    SCREEN_POINTS,
+    legend_inside,
+    mean_line,
+    new_figure,
+    paper_style,
+    save,
+)
 from fedglad.studies.paper import measures
 from fedglad.studies.paper.cells import Experiment, PaperError, Reading
 from fedglad.studies.paper.results import Library, Result
-from fedglad.studies.paper.tables import Found, gather
+from fedglad.studies.paper.tables import CellRuns, gather
 
 WIDTH, HEIGHT = 6.4, 3.8  # inches of a panel, one or two side by side
 FEW = 4  # panels; of more, four are side by side and smaller
 MOST = 8  # groups with a colour of their own; the others are grey
-DPI = 120
-BAND = 0.15  # opacity of mean ± std
 
 
 def plot(experiment: Experiment, library: Library, path: Path) -> list[str]:
     """Draws the experiment's figure into a PNG from what there is; notes for below it."""
-    found = [f for f in gather(experiment, library) if f.runs]
+    every = gather(experiment, library)
+    found = [f for f in every if f.runs]
     if not found:
         raise PaperError(
             f"no run of {experiment.name} is finished: fedglad paper run {experiment.name}"
         )
-    figure = _DRAWN.get(experiment.reading, _curves)(found)
-    figure.suptitle(f"{experiment.name} ({experiment.where})", fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=DPI)
-    missing = len(
-        {f.cell.label for f in gather(experiment, library)} - {f.cell.label for f in found}
-    )
+    with paper_style(SCREEN_POINTS):
+        figure = _DRAWN.get(experiment.reading, _curves)(found)
+        figure.suptitle(f"{experiment.name} ({experiment.where})", fontsize=SCREEN_POINTS)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save(figure, path, dpi=SCREEN_DPI)
+    missing = len({f.cell.label for f in every} - {f.cell.label for f in found})
     some = "a cell without a run is" if missing == 1 else f"{missing} cells without a run are"
     return [f"{some} left out"] if missing else []
 
 
 def _figure(panels: int, rows: int = 1) -> tuple[Any, list[Any]]:
     """A figure with its axes; `rows` of them belong to each panel, one above the other."""
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "a figure needs matplotlib: pip install 'fedglad[report]'", name=error.name
-        ) from None
-
     across, scale = (min(panels, 2), 1.0) if panels <= FEW else (4, 0.65)
     down = math.ceil(panels / across)
-    size = (scale * WIDTH * across, scale * HEIGHT * down * (1 + 0.6 * (rows - 1)))
-    figure = Figure(figsize=size, layout="constrained")
+    figure = new_figure(scale * HEIGHT * down * (1 + 0.6 * (rows - 1)), scale * WIDTH * across)
     return figure, list(figure.subplots(down * rows, across, squeeze=False).flat)
 
 
-def _panels(found: Sequence[Found]) -> dict[str, list[Found]]:
+def _panels(found: Sequence[CellRuns]) -> dict[str, list[CellRuns]]:
     """What belongs together: a baseline, and what is compared with it at the same length."""
-    panels: dict[str, list[Found]] = {}
+    panels: dict[str, list[CellRuns]] = {}
     for f in found:
         short = f" (shortened: {f.rounds} of {f.cell.rounds} rounds)" if f.shortened else ""
         panels.setdefault((f.cell.baseline or f.cell.label) + short, []).append(f)
     return panels
 
 
-def _curves(found: Sequence[Found]) -> Any:
+def _curves(found: Sequence[CellRuns]) -> Any:
     """Accuracy by round, mean ± std over the seeds: a panel for each baseline."""
     panels = _panels(found)
     figure, axes = _figure(len(panels))
@@ -71,36 +72,30 @@ def _curves(found: Sequence[Found]) -> Any:
         for f in cells:
             _curve(ax, f)
         ax.set(title=title, xlabel="round", ylabel="test accuracy (%)")
-        ax.legend(fontsize=7)
+        legend_inside(ax)
     return _finished(figure, axes[len(panels) :])
 
 
-def _curve(ax: Any, found: Found) -> None:
-    runs = list(found.runs.values())
-    shortest = min(len(run.accuracy) for run in runs)
-    values = np.array([run.accuracy[:shortest] for run in runs])
-    x = np.arange(1, shortest + 1)
-    (line,) = ax.plot(x, values.mean(axis=0), label=f"{_short(found)} (n = {len(runs)})")
-    if len(runs) > 1:
-        low, high = (values.mean(axis=0) + k * values.std(axis=0, ddof=1) for k in (-1, 1))
-        ax.fill_between(x, low, high, alpha=BAND, color=line.get_color(), linewidth=0)
+def _curve(ax: Any, found: CellRuns) -> None:
+    runs = [run.series("test_accuracy") for run in found.runs.values()]
+    mean_line(ax, curve(runs), unit=100.0, label=f"{_short(found)} (n = {len(runs)})")
 
 
-def _short(found: Found) -> str:
+def _short(found: CellRuns) -> str:
     """What is not in its baseline's label already, which is the panel's title."""
     base = (found.cell.baseline or "").replace(",", "").split(" ")
     words = [word for word in found.cell.label.split(" ") if word.strip(",") not in base]
     return " ".join(words).strip(",")
 
 
-def _gamma(found: Sequence[Found]) -> Any:
+def _gamma(found: Sequence[CellRuns]) -> Any:
     """Accuracy against γ with its deviation, for each method; ∞ stands at the right end."""
     panels = _panels(found)
     figure, axes = _figure(len(panels))
     for ax, (title, cells) in zip(axes, panels.items(), strict=False):
         order = sorted(cells, key=lambda f: f.cell.x or 0.0)
         values = [list(map(measures.last10, f.runs.values())) for f in order]
-        errors = [stdev(v) if len(v) > 1 else 0.0 for v in values]
+        errors = [spread(v) or 0.0 for v in values]
         ax.errorbar(range(len(order)), list(map(fmean, values)), errors, fmt="o-", capsize=3)
         names = ["∞" if math.isinf(f.cell.x or 0) else f"{f.cell.x or 0:g}" for f in order]
         ax.set_xticks(range(len(order)), names)
@@ -108,7 +103,7 @@ def _gamma(found: Sequence[Found]) -> Any:
     return _finished(figure, axes[len(panels) :])
 
 
-def _bad_round(found: Sequence[Found]) -> Any:
+def _bad_round(found: Sequence[CellRuns]) -> Any:
     """Accuracy and GSI by round of the first seed, the bad round marked."""
     figure, axes = _figure(1, rows=2)
     accuracy, gsi = axes
@@ -121,12 +116,12 @@ def _bad_round(found: Sequence[Found]) -> Any:
     for ax in axes:
         ax.axvline(t + 1, color="grey", linestyle=":", zorder=0)
     accuracy.set(xlabel="round", ylabel="test accuracy (%)")
-    accuracy.legend(fontsize=8)
+    legend_inside(accuracy)
     gsi.set(xlabel=f"round (dotted: the bad one, {t + 1})", ylabel="GSI of all parameters")
     return _finished(figure, [])
 
 
-def _gsi_groups(found: Sequence[Found]) -> Any:
+def _gsi_groups(found: Sequence[CellRuns]) -> Any:
     """GSI of each group by round of the first seed: the steadiest and the wildest in colour."""
     figure, axes = _figure(len(found))
     for ax, f in zip(axes, found, strict=False):
@@ -136,34 +131,33 @@ def _gsi_groups(found: Sequence[Found]) -> Any:
         names = [group.group for group in by_size]
         shown = names if len(names) <= MOST else [*names[: MOST // 2], *names[-MOST // 2 :]]
         for name in (name for name in names if name not in shown):
-            ax.plot(*_line(groups[name]["gsi"]), color="0.85", linewidth=0.6)
+            ax.plot(*_line(groups[name]["gsi"]), color="0.85", linestyle="-", linewidth=0.6)
         for name in (name for name in groups if name in shown):
             ax.plot(*_line(groups[name]["gsi"]), label=name)
         ax.set(title=label, xlabel="round", ylabel="GSI")
-        ax.legend(fontsize=7, ncols=2)
+        legend_inside(ax, ncols=2)
     return _finished(figure, axes[len(found) :])
 
 
-def _similarity(found: Sequence[Found]) -> Any:
+def _similarity(found: Sequence[CellRuns]) -> Any:
     """GSI of the first seed's rounds against label similarity, with the line of least squares."""
     figure, axes = _figure(len(found))
     for ax, f in zip(axes, found, strict=False):
         label, run = _first(f)
-        told = measures.correlation(run)
-        ax.scatter(told.similarity, told.gsi, s=12)
-        if told.r is not None:
-            slope, start = np.polyfit(told.similarity, told.gsi, 1)
-            x = np.array([min(told.similarity), max(told.similarity)])
-            ax.plot(x, start + slope * x, color="tab:red", label=f"r = {told.r:.4f}")
-            ax.legend(fontsize=8)
+        fit = measures.correlation(run)
+        ax.scatter(fit.similarity, fit.gsi, s=12)
+        if fit.r is not None:
+            slope, start = np.polyfit(fit.similarity, fit.gsi, 1)
+            x = np.array([min(fit.similarity), max(fit.similarity)])
+            ax.plot(x, start + slope * x, color="tab:red", label=f"r = {fit.r:.4f}")
+            legend_inside(ax)
         published = f.cell.published
         beside = f"; published r = {published.mean}" if published and not f.shortened else ""
         ax.set(title=f"{label}{beside}", xlabel="label similarity", ylabel="GSI")
-        ax.title.set_fontsize(9)
     return _finished(figure, axes[len(found) :])
 
 
-def _norm_ratio(found: Sequence[Found]) -> Any:
+def _norm_ratio(found: Sequence[CellRuns]) -> Any:
     """std/mean of the squared norms by round of the first seed."""
     figure, (ax,) = _figure(1)
     for f in found:
@@ -171,11 +165,11 @@ def _norm_ratio(found: Sequence[Found]) -> Any:
         mean = measures.norm_ratio(run)
         ax.plot(*_line(run.columns["norm_ratio"]), label=f"{label}: {mean:.3f}")
     ax.set(xlabel="round", ylabel="std/mean of squared norms")
-    ax.legend(fontsize=7)
+    legend_inside(ax)
     return _finished(figure, [])
 
 
-def _first(found: Found) -> tuple[str, Result]:
+def _first(found: CellRuns) -> tuple[str, Result]:
     """The run of the first seed, and its label."""
     seed, run = next(iter(found.runs.items()))
     return f"{found.label}, seed {seed}", run
@@ -192,12 +186,11 @@ def _finished(figure: Any, unused: Sequence[Any]) -> Any:
     for ax in figure.axes:
         if ax.get_xlabel().startswith("round"):
             ax.xaxis.get_major_locator().set_params(integer=True)
-        ax.grid(alpha=0.25)
-        ax.title.set_fontsize(9)
+        ax.grid(True)
     return figure
 
 
-_DRAWN: dict[Reading, Callable[[Sequence[Found]], Any]] = {
+_DRAWN: dict[Reading, Callable[[Sequence[CellRuns]], Any]] = {
     "gamma": _gamma,
     "bad-round": _bad_round,
     "gsi-groups": _gsi_groups,

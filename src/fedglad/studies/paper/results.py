@@ -14,12 +14,12 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from fedglad.analysis.comparison import run_folders
+from fedglad.analysis.curves import Series
 from fedglad.config.keys import flat
 from fedglad.config.presets import shortened
 from fedglad.config.schema import FORMAT, Config, ConfigError, load
 from fedglad.core.files import write_text
-from fedglad.runs.folder import Run, RunError
+from fedglad.runs.reader import Run, RunError, run_folders
 from fedglad.runs.summary import summarise
 from fedglad.runs.sweeping import first_rounds
 from fedglad.studies.paper.cells import PaperError
@@ -58,14 +58,19 @@ class Result:
             return columns(Run(self.path).rounds()[: self.config.rounds])
         return json.loads(self.path.read_text("utf-8"))["rounds"]
 
+    def series(self, name: str) -> Series:
+        """One number by round."""
+        values = enumerate(self.columns[name], start=1)
+        return {t: value for t, value in values if value is not None}
+
     @property
     def accuracy(self) -> list[float]:
         """Of the rounds that were tested, in percent."""
-        return [100 * value for value in self.columns["test_accuracy"] if value is not None]
+        return [100 * value for value in self.series("test_accuracy").values()]
 
     def to_dict(self) -> dict[str, Any]:
         """The file in results/."""
-        told = {key: self.summary.get(key) for key in ("seconds", "versions", "machine")}
+        made = {key: self.summary.get(key) for key in ("seconds", "versions", "machine")}
         last10, skipped = self.summary["last10_accuracy"], self.summary.get("skipped", 0)
         tree = self.config.to_dict()
         short = shortened(flat(tree))
@@ -75,7 +80,7 @@ class Result:
             **({"shortened": short} if short else {}),
             "last10_accuracy": last10,
             "skipped": skipped,
-            **told,
+            **made,
             "rounds": self.columns,
         }
 
@@ -187,7 +192,7 @@ def export(
     """
     written: list[Path] = []
     notes: list[str] = []
-    for folder in dict.fromkeys(found for path in paths for found in run_folders(path)):
+    for folder in run_folders(paths, files=("config.toml",)):
         try:
             result = first(folder, rounds) if rounds else read(folder)
         except PaperError as error:

@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
-from fedglad.analysis.comparison import interval
-from fedglad.analysis.curves import stability
+from fedglad.analysis.statistics import interval, spread, stability
 from fedglad.studies.paper import measures
 from fedglad.studies.paper.cells import Cell, Experiment, Reading
 from fedglad.studies.paper.published import Value
@@ -52,8 +51,8 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A cell with its runs of one length, by seed."""
+class CellRuns:
+    """A cell and its runs of one length, by seed."""
 
     cell: Cell
     rounds: int
@@ -71,18 +70,18 @@ class Found:
         return self.cell.label + (short if self.shortened else "")
 
 
-def gather(experiment: Experiment, library: Library) -> list[Found]:
+def gather(experiment: Experiment, library: Library) -> list[CellRuns]:
     """The runs of every cell: of the whole length, then of shorter ones; empty if there is none."""
-    found: list[Found] = []
+    found: list[CellRuns] = []
     for cell in experiment.cells:
         if cell.absent:
-            found.append(Found(cell, cell.rounds, {}, cell.absent))
+            found.append(CellRuns(cell, cell.rounds, {}, cell.absent))
             continue
         runs = library.find(cell.config(1))
         lengths = sorted({rounds for rounds, _ in runs if rounds <= cell.rounds}, reverse=True)
         for length in dict.fromkeys([cell.rounds, *lengths]):
             seeds = sorted(seed for rounds, seed in runs if rounds == length)
-            found.append(Found(cell, length, {seed: runs[length, seed] for seed in seeds}))
+            found.append(CellRuns(cell, length, {seed: runs[length, seed] for seed in seeds}))
     return found
 
 
@@ -106,7 +105,7 @@ def table(experiment: Experiment, library: Library) -> Table:
 # ------------------------------------------------------------------------------------ readings
 
 
-def _row(found: Found, all_found: Sequence[Found], measure: Measure) -> Row:
+def _row(found: CellRuns, all_found: Sequence[CellRuns], measure: Measure) -> Row:
     """What every reading has: the mean over the seeds, and the difference from the baseline."""
     values = _values(found, measure)
     base = _baseline(found, all_found)
@@ -126,7 +125,7 @@ def _row(found: Found, all_found: Sequence[Found], measure: Measure) -> Row:
         "n": len(found.runs),
         "seeds": values,
         "mean": fmean(values.values()) if values else None,
-        "std": stdev(values.values()) if len(values) > 1 else None,
+        "std": spread([*values.values()]),
         "published": published.mean if published else None,
         "published_std": published.std if published else None,
         "differences": differences,
@@ -136,12 +135,12 @@ def _row(found: Found, all_found: Sequence[Found], measure: Measure) -> Row:
     }
 
 
-def _values(found: Found, measure: Measure) -> dict[int, float]:
+def _values(found: CellRuns, measure: Measure) -> dict[int, float]:
     values = {seed: measure(run) for seed, run in found.runs.items()}
     return {seed: value for seed, value in values.items() if value is not None}
 
 
-def _baseline(found: Found, all_found: Sequence[Found]) -> Found | None:
+def _baseline(found: CellRuns, all_found: Sequence[CellRuns]) -> CellRuns | None:
     """The runs of the baseline that have the same length."""
     same = [f for f in all_found if f.cell.label == found.cell.baseline and not f.absent]
     return next((f for f in same if f.rounds == found.rounds), None)
@@ -151,12 +150,12 @@ def _minus(value: Value | None, base: Value | None) -> float | None:
     return round(value.mean - base.mean, 4) if value and base else None
 
 
-def _accuracy(found: Sequence[Found]) -> tuple[list[Row], list[Column]]:
+def _accuracy(found: Sequence[CellRuns]) -> tuple[list[Row], list[Column]]:
     rows = [_row(f, found, measures.last10) | _stability(f) for f in found]
     return rows, [*_HEAD, _MEAN, _PUBLISHED, *_DIFFERENCE, *_STABILITY]
 
 
-def _stability(found: Found) -> Row:
+def _stability(found: CellRuns) -> Row:
     """The mean over the seeds of what a run's second half was like."""
     steady = stability([run.accuracy for run in found.runs.values()])
     return {
@@ -165,7 +164,7 @@ def _stability(found: Found) -> Row:
     }
 
 
-def _seeds(found: Sequence[Found]) -> tuple[list[Row], list[Column]]:
+def _seeds(found: Sequence[CellRuns]) -> tuple[list[Row], list[Column]]:
     rows, _ = _accuracy(found)
     for f, row in zip(found, rows, strict=True):
         by_seed = () if f.shortened else f.cell.by_seed
@@ -179,7 +178,7 @@ def _seeds(found: Sequence[Found]) -> tuple[list[Row], list[Column]]:
     ]
 
 
-def _gamma(found: Sequence[Found]) -> tuple[list[Row], list[Column]]:
+def _gamma(found: Sequence[CellRuns]) -> tuple[list[Row], list[Column]]:
     rows, columns = _accuracy(found)
     for f, row in zip(found, rows, strict=True):
         row["gamma"] = None if f.cell.x is None else str(f.cell.x)
@@ -187,7 +186,7 @@ def _gamma(found: Sequence[Found]) -> tuple[list[Row], list[Column]]:
     return rows, [*columns[:3], std, *columns[3:]]
 
 
-def _norm_ratio(found: Sequence[Found]) -> tuple[list[Row], list[Column]]:
+def _norm_ratio(found: Sequence[CellRuns]) -> tuple[list[Row], list[Column]]:
     rows = [_row(f, found, measures.norm_ratio) for f in found]
     return rows, [
         *_HEAD,
@@ -196,14 +195,14 @@ def _norm_ratio(found: Sequence[Found]) -> tuple[list[Row], list[Column]]:
     ]
 
 
-def _similarity(found: Sequence[Found]) -> tuple[list[Row], list[Column]]:
+def _similarity(found: Sequence[CellRuns]) -> tuple[list[Row], list[Column]]:
     rows: list[Row] = []
     for f in found:
-        told = [measures.correlation(run) for run in f.runs.values()]
+        fits = [measures.correlation(run) for run in f.runs.values()]
         row = _row(f, found, lambda run: measures.correlation(run).r)
-        row["points"] = len(told[0].gsi) if told else None
+        row["points"] = len(fits[0].gsi) if fits else None
         # The cohorts of all seeds are the same: one seed's interval is not made narrower by others.
-        row["interval"] = list(told[0].interval) if told and told[0].interval else None
+        row["interval"] = list(fits[0].interval) if fits and fits[0].interval else None
         rows.append(row)
     return rows, [
         *_HEAD,
@@ -214,16 +213,16 @@ def _similarity(found: Sequence[Found]) -> tuple[list[Row], list[Column]]:
     ]
 
 
-def _gsi_groups(found: Sequence[Found]) -> tuple[list[Row], list[Column]]:
+def _gsi_groups(found: Sequence[CellRuns]) -> tuple[list[Row], list[Column]]:
     rows: list[Row] = []
     for f in found:
         plain = _row(f, found, measures.last10)
-        told = measures.fluctuations(next(iter(f.runs.values()))) if f.runs else []
-        for group in told:
+        groups = measures.fluctuations(next(iter(f.runs.values()))) if f.runs else []
+        for group in groups:
             numbers = {"mean": group.mean, "std": group.std, "relative": group.std / group.mean}
             extremes = {"lowest": group.lowest, "highest": group.highest}
             rows.append({**plain, "group": group.group, **numbers, **extremes})
-        if not told:
+        if not groups:
             rows.append({**plain, "group": "", "relative": None, "lowest": None, "highest": None})
     number = "{:.3f}"
     return rows, [
@@ -237,15 +236,15 @@ def _gsi_groups(found: Sequence[Found]) -> tuple[list[Row], list[Column]]:
     ]
 
 
-def _bad_round(found: Sequence[Found]) -> tuple[list[Row], list[Column]]:
+def _bad_round(found: Sequence[CellRuns]) -> tuple[list[Row], list[Column]]:
     rows, columns = _accuracy(found)
     names = ("before", "after", "gsi", "lowest_other")
     for f, row in zip(found, rows, strict=True):
-        told = [measures.bad_round(run) for run in f.runs.values()]
-        row["t"] = told[0].t if told else None
+        rounds = [measures.bad_round(run) for run in f.runs.values()]
+        row["t"] = rounds[0].t if rounds else None
         for name in names:
-            row[name] = fmean(getattr(bad, name) for bad in told) if told else None
-        row["drop"] = row["before"] - row["after"] if told else None
+            row[name] = fmean(getattr(bad, name) for bad in rounds) if rounds else None
+        row["drop"] = row["before"] - row["after"] if rounds else None
     return rows, [
         *columns[:2],
         Column("before %", lambda row: _number(row["before"], "{:.2f}")),
@@ -259,7 +258,7 @@ def _bad_round(found: Sequence[Found]) -> tuple[list[Row], list[Column]]:
     ]
 
 
-_READINGS: dict[Reading, Callable[[Sequence[Found]], tuple[list[Row], list[Column]]]] = {
+_READINGS: dict[Reading, Callable[[Sequence[CellRuns]], tuple[list[Row], list[Column]]]] = {
     "accuracy": _accuracy,
     "seeds": _seeds,
     "gamma": _gamma,

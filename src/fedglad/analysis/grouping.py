@@ -1,0 +1,242 @@
+"""Which runs are repetitions of each other, their labels, the baseline, and what can be paired.
+
+Repetitions differ in SEEDS; all other keys tell groups apart, but those of exact engines.
+"""
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fedglad.config.keys import SEEDS, flat, label
+from fedglad.config.schema import FORMAT, ConfigError, find
+
+KEYS = 4  # in a label, if so many tell the groups apart
+CONTROL = "control"  # among settings: they are those of the rule that the run is a control of
+
+Settings = Mapping[str, Any]
+"""Dotted keys, as `settings_of` gives them."""
+
+Seed = tuple[Any, ...]
+T = TypeVar("T")
+
+
+class CompareError(ValueError):
+    """Runs that cannot be compared; the message says which and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouping:
+    """Groups of runs, in the order in which they were met; a run is its place in what was given.
+
+    | field | meaning |
+    |---|---|
+    | `parts` | each group's runs by their seeds |
+    | `settings` | each group's, None where they are not known |
+    | `configs` | of these, the keys in which a group differs from the others |
+    | `labels` | the same in a line |
+    | `base` | which group is the baseline |
+    | `twice` | runs that are left out, each after the one that it repeats |
+    """
+
+    parts: list[dict[Seed, int]]
+    settings: list[Settings | None]
+    configs: list[dict[str, Any]]
+    labels: list[str]
+    base: int
+    twice: list[tuple[int, int]]
+
+    @property
+    def order(self) -> list[int]:
+        """The groups, the baseline first."""
+        return sorted(range(len(self.parts)), key=lambda k: k != self.base)
+
+    def unpaired(self, k: int, base: int | None = None, *, same_length: bool = False) -> str:
+        """Why a group's difference to another by seed would mean nothing; empty if not.
+
+        The other is the baseline, unless one is given. With `same_length`, both must have been
+        meant to have the same number of rounds.
+        """
+        base = self.base if base is None else base
+        if k == base:
+            return ""
+        first, second = self.settings[base], self.settings[k]
+        if first is None or second is None:
+            return "settings are not known"
+        if same_length and first.get("rounds") != second.get("rounds"):
+            return f"{first.get('rounds')} and {second.get('rounds')} rounds"
+        return _unpaired(first, second, self.parts[base], self.parts[k])
+
+
+def group(
+    runs: Sequence[tuple[Settings | None, Seed]],
+    baseline: str | None = None,
+    *,
+    alone: Callable[[Settings], str] | None = None,
+    unknown: Callable[[int], str] = str,
+    clean: Callable[[str], str] = str,
+) -> Grouping:
+    """Puts runs together that differ in SEEDS alone; one without settings is by itself.
+
+    The baseline is the group whose label is, or has as a part, `baseline`; by default the usual
+    one. `alone` labels the only group whose settings are known, `unknown` a run without any, and
+    `clean` makes a label fit to be shown.
+    """
+    keyed = (
+        (f"#{k}" if own is None else json.dumps(own, sort_keys=True, default=str), seed, k)
+        for k, (own, seed) in enumerate(runs)
+    )
+    parts, twice = repetitions(keyed)
+    firsts = [next(iter(part.values())) for part in parts]
+    settings = [runs[k][0] for k in firsts]
+    known = [own for own in settings if own is not None]
+    configs_known = differing(known)
+    one = alone(known[0]) if alone and len(known) == 1 else ""
+    named = [one] if one else labels_of(configs_known)
+    each = iter(zip(configs_known, named, strict=True))
+    both = [
+        ({}, unknown(k)) if own is None else next(each)
+        for k, own in zip(firsts, settings, strict=True)
+    ]
+    configs, labels = [config for config, _ in both], [clean(name) for _, name in both]
+    base = place(labels, configs, baseline) if baseline else usual_baseline(settings)
+    return Grouping(
+        parts=parts, settings=settings, configs=configs, labels=labels, base=base, twice=twice
+    )
+
+
+def settings_of(
+    config: Mapping[str, Any],
+    summary: Mapping[str, Any] | None,
+    rule: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """A run's config.toml with dotted keys, and the format of the fedglad that made it.
+
+    All engines that give the same bits stand as one. `rule` is the [adapter] section that the run
+    is a control of, and stands in the place of its own.
+    """
+    versions = {"format": FORMAT} if summary is None else summary.get("versions")
+    made = versions.get("format", 1) if isinstance(versions, Mapping) else 1
+    tree = {**config, "engine": _engine(config.get("engine")), "format": made}
+    return flat({**tree, "adapter": rule, CONTROL: True} if rule else tree)
+
+
+def pop_seed(settings: dict[str, Any]) -> Seed:
+    """The values of SEEDS, which no longer stand among the settings then."""
+    return tuple(settings.pop(key, None) for key in SEEDS)
+
+
+def _engine(given: Any) -> dict[str, Any]:
+    """An exact one under the name of the default; somebody's own class is not loaded for it."""
+    own = dict(given) if isinstance(given, Mapping) else {}
+    name = str(own.get("name", "local"))
+    try:
+        exact = ":" not in name and getattr(find("engine", name), "exact", True)
+    except ConfigError:  # of another version
+        exact = False
+    return {"name": "local"} if exact else own
+
+
+def repetitions(
+    runs: Iterable[tuple[str, Seed, T]],
+) -> tuple[list[dict[Seed, T]], list[tuple[T, T]]]:
+    """Runs of the same key together, by seed; and those met before, each after the first of them.
+
+    >>> repetitions([("a", (2,), "x"), ("a", (1,), "y"), ("b", (1,), "z"), ("a", (2,), "u")])
+    ([{(1,): 'y', (2,): 'x'}, {(1,): 'z'}], [('x', 'u')])
+    """
+    groups: dict[str, dict[Seed, T]] = {}
+    twice: list[tuple[T, T]] = []
+    for key, seed, run in runs:
+        first = groups.setdefault(key, {}).setdefault(seed, run)
+        if first is not run:
+            twice.append((first, run))
+    return [dict(sorted(members.items(), key=_order)) for members in groups.values()], twice
+
+
+def _order(repetition: tuple[Seed, Any]) -> list[Any]:
+    return [(type(value).__name__, value) for value in repetition[0]]
+
+
+def differing(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:
+    """Of each, the keys in which it differs; in a section, from those with the same name.
+
+    What another class has for its fields says nothing: its name stands for them.
+    """
+    named = ["adapter.name"] if any(CONTROL in settings for settings in all_settings) else []
+    result: list[dict[str, Any]] = []
+    for settings in all_settings:
+        kept: dict[str, Any] = {}
+        for key in sorted(settings, key=lambda key: (key[-5:] != ".name", key.partition(".")[0])):
+            name = f"{key.partition('.')[0]}.name"
+            alike = [s for s in all_settings if key == name or s.get(name) == settings.get(name)]
+            if key in named or any(s.get(key) != settings[key] for s in alike):
+                kept[key] = settings[key]
+        result.append(kept)
+    return result
+
+
+def labels_of(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Each with its first KEYS keys, or as many as it takes to tell it from the others."""
+
+    def text(config: Mapping[str, Any], keys: int) -> str:
+        plain = {key: value for key, value in config.items() if key != CONTROL}
+        shown = label(dict(list(plain.items())[:keys]))
+        shown = f"control of {shown}" if CONTROL in config else shown
+        return f"{shown} +{len(plain) - keys} more" if len(plain) > keys else shown
+
+    def shortest(k: int) -> str:
+        others = [*configs[:k], *configs[k + 1 :]]
+        keys = KEYS
+        while keys < len(configs[k]) and any(
+            text(other, keys) == text(configs[k], keys) for other in others
+        ):
+            keys += 1
+        return text(configs[k], keys)
+
+    return [shortest(k) or "all runs" for k in range(len(configs))]
+
+
+def usual_baseline(groups: Sequence[Settings | None]) -> int:
+    """The first without an adapter, else the first whose settings are known."""
+    plain = [k for k, own in enumerate(groups) if own and own.get("adapter.name") == "none"]
+    known = [k for k, own in enumerate(groups) if own is not None]
+    return next(iter(plain or known), 0)
+
+
+def place(labels: Sequence[str], configs: Sequence[Mapping[str, Any]], text: str) -> int:
+    """The one group that a text names."""
+    exact = [k for k, one in enumerate(labels) if one == text]
+    matching = exact or [k for k, config in enumerate(configs) if text == label(config)]
+    own = [k for k, config in enumerate(configs) if CONTROL not in config]
+    matching = matching or [k for k in own if text in label(configs[k])]
+    matching = matching or [k for k, one in enumerate(labels) if text in one]
+    if len(matching) != 1:
+        many = "matches no group" if not matching else "matches several groups"
+        raise CompareError(f"baseline {text!r} {many}: choose from {'; '.join(labels)}")
+    return matching[0]
+
+
+def _unpaired(
+    first: Settings, second: Settings, seeds: Collection[Seed], others: Collection[Seed]
+) -> str:
+    """Why a difference by seed would mean nothing; empty if it means something."""
+    if first["format"] != second["format"]:
+        return "versions of fedglad made them whose random draws differ"
+    for section, what in {"data": "data", "sampler": "cohorts"}.items():
+        own = [{k: v for k, v in s.items() if k.startswith(f"{section}.")} for s in (first, second)]
+        if own[0] != own[1]:
+            return f"the {what} differ"
+    return "" if set(seeds) & set(others) else "they have no seed in common"
+
+
+def named_seed(seed: Seed) -> dict[str, Any]:
+    """{name: value} of SEEDS, as far as they are known."""
+    named = zip(SEEDS, seed, strict=False)  # empty without settings
+    return {key: value for key, value in named if value is not None}
+
+
+def varying_seeds(seeds: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of the seeds that tell runs apart, at least the first."""
+    varying = [name for name in SEEDS if len({json.dumps(seed.get(name)) for seed in seeds}) > 1]
+    return varying or [SEEDS[0]]
