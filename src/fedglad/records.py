@@ -142,6 +142,13 @@ def indicator(sum_sq: np.ndarray, mean_sq: np.ndarray, weights: Iterable[float])
     return np.sqrt(np.divide(top, mean_sq, out=gsi**2, where=usable))
 
 
+def weights_of(count: int, sum_of_squares: float) -> tuple[float, ...]:
+    """Weights with a sum of 1 and this sum of squares: adapters look at nothing else of them."""
+    spread = max(0.0, count * sum_of_squares - 1)  # 0 for equal weights, r − 1 for a single one
+    first = (1 + math.sqrt((count - 1) * spread)) / count
+    return (first, *[(1 - first) / (count - 1)] * (count - 1)) if count > 1 else (1.0,)
+
+
 @dataclass(frozen=True)
 class Record:
     """What happened in one round: the server's answer to `step`.

@@ -19,9 +19,8 @@ import numpy as np
 
 from fedglad.adapters import Adapter, Groups
 from fedglad.config.schema import REGISTRIES, load
-from fedglad.records import Round, Statistics
+from fedglad.records import Round, Statistics, weights_of
 from fedglad.runs.reader import Run, RunError
-from fedglad.server.from_sums import weights_of
 
 SAMPLES = 10**6  # up to so many of the first client, ratios of numbers of samples come back whole
 FLOWER = "fedglad.flower.settings:Nodes"

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedglad.core.aggregate import Sum
 from fedglad.core.layout import Layout
 from fedglad.core.validate import MAX_NORM, Rejected, as_number, open_update
-from fedglad.records import Arrays, Failure, Statistics, Update
+from fedglad.records import Arrays, Failure, Statistics, Update, weights_of
 from fedglad.server.compatibility import refuse_sums
 from fedglad.server.intake import Intake, Skipped, statistics
 
@@ -217,10 +217,3 @@ def _numbers(what: str, given: Mapping[str, float], names: Sequence[str]) -> np.
         where = f" of {name!r}" if name else ""
         raise Skipped(f"{what}{where} is {given[name]}, not a finite number, 0 or more")
     return np.array(good)
-
-
-def weights_of(count: int, sum_of_squares: float) -> tuple[float, ...]:
-    """Weights with a sum of 1 and this sum of squares: adapters look at nothing else of them."""
-    spread = max(0.0, count * sum_of_squares - 1)  # 0 for equal weights, r − 1 for a single one
-    first = (1 + math.sqrt((count - 1) * spread)) / count
-    return (first, *[(1 - first) / (count - 1)] * (count - 1)) if count > 1 else (1.0,)
