@@ -23,7 +23,7 @@ from fedglad.config.schema import load
 from fedglad.report import trackers
 from fedglad.report.trackers import NAMES, REGISTRY, TrackError, Tracking, follow, track
 from fedglad.report.trackers.names import Names, hyperparameters, scalars, summary_scalars
-from fedglad.report.trackers.source import Source
+from fedglad.report.trackers.source import NewRounds
 from fedglad.runs import execute
 from fedglad.trust import Alarm
 from tests.report import made
@@ -304,7 +304,7 @@ def test_a_growing_run_is_followed_to_its_end(to: str, digits: Path, tmp_path: P
 
 def test_rounds_that_a_resumed_run_writes_again_are_told_once(digits: Path, tmp_path: Path):
     part = shortened(digits, tmp_path / "digits-six", 4)
-    source = trackers.Source(part)
+    source = trackers.NewRounds(part)
     assert [row.step for row in source.new()] == [1, 2, 3, 4]
     lines = records(digits)
     for line in lines:
@@ -319,7 +319,7 @@ def test_rounds_that_a_resumed_run_writes_again_are_told_once(digits: Path, tmp_
 
 def test_a_folder_that_comes_to_hold_another_run_is_not_mixed_in(digits: Path, tmp_path: Path):
     part = shortened(digits, tmp_path / "run", 2)
-    source = trackers.Source(part)
+    source = trackers.NewRounds(part)
     source.new()
     config = (part / "config.toml").read_text()
     (part / "config.toml").write_text(config.replace("seed = 1", "seed = 2", 1))
@@ -481,7 +481,7 @@ def test_every_name_is_in_the_documentation():
 
 
 def test_every_scalar_has_a_name_in_the_table(digits: Path):
-    (row, *_) = trackers.Source(digits).new()
+    (row, *_) = trackers.NewRounds(digits).new()
     patterns = [re.sub(r"<\w+>", ".+", re.escape(name)) for name in NAMES]
     assert all(any(re.fullmatch(p, name) for p in patterns) for name in row.scalars)
 
@@ -544,7 +544,7 @@ def test_a_hostile_config_has_settings_and_an_id(tmp_path: Path):
     folder = made.write(tmp_path / "run", [made.record(0)])
     with open(folder / "config.toml", "a") as file:
         file.write(".".join(["a"] * 3000) + " = 1\n[b]\n" + f"c = 0x{'f' * 5000}\n")
-    source = Source(folder)
+    source = NewRounds(folder)
     assert len(source.id) == 12
     told = hyperparameters(source.view.config)
     assert (told["engine.a"], told["b.c"], told["rounds"]) == ("?", "?", 3)

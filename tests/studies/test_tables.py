@@ -14,7 +14,7 @@ from fedglad.config.schema import FORMAT, Config
 from fedglad.studies.paper import formats
 from fedglad.studies.paper.cells import Cell, Experiment
 from fedglad.studies.paper.experiments import find
-from fedglad.studies.paper.results import Library, Result, key, read
+from fedglad.studies.paper.results import FinishedRun, Library, key, read
 from fedglad.studies.paper.tables import table
 
 Write = Callable[..., Path]
@@ -150,7 +150,7 @@ def test_another_format_is_read_with_a_note_and_a_broken_file_named(write: Write
 def test_infinity_survives_json(write: Write, tmp_path: Path):
     cell = find("gamma").cell("CIFAR-10 FedAvg, γ = ∞")
     config = cell.config(1)
-    result = Result(tmp_path, config, {"last10_accuracy": 0.5})
+    result = FinishedRun(tmp_path, config, {"last10_accuracy": 0.5})
     object.__setattr__(result, "__dict__", {**result.__dict__, "columns": {}})
     path = tmp_path / "x.json"
     path.write_text(json.dumps(result.to_dict(), allow_nan=False))

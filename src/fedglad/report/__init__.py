@@ -6,7 +6,12 @@ of every chart, `headline` the result and the verdict, `page` the file, `watch` 
 and runs.
 """
 
+from typing import Any
+
 from fedglad.runs.reader import RunError
+
+RunFigures = dict[str, Any]
+"""One run's numbers as the page shows them, made by `figures`."""
 
 
 class ReportError(RunError):

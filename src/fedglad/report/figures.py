@@ -17,7 +17,7 @@ import numpy as np
 
 from fedglad.config.keys import flat
 from fedglad.config.presets import shortened
-from fedglad.report import ReportError
+from fedglad.report import ReportError, RunFigures
 from fedglad.report.groups import group, in_words
 from fedglad.report.headline import disagreement, headline, verdict
 from fedglad.runs.line import by_design, number, text
@@ -36,8 +36,6 @@ REASON = 40  # characters that take as much room as another client
 FEWEST = 3  # clients that every cohort and every table shows
 NAMED = 3  # runs before a note
 ALIKE = 1e-9  # values that differ by less are the same but for rounding
-
-Run = dict[str, Any]
 
 
 def payload(
@@ -66,7 +64,7 @@ def payload(
     }
 
 
-def run(view: RunView, *, share: int = 1) -> Run:
+def run(view: RunView, *, share: int = 1) -> RunFigures:
     """One run's figures; `share` is how many runs have to fit into the page."""
     rounds = view.rounds
     usual, alarm, worked_out = alarms(rounds)
@@ -335,7 +333,7 @@ def _ratio(group: Mapping[str, float | None]) -> float | None:
     return None if gsi is None or baseline is None else gsi / baseline
 
 
-def _notes(runs: Sequence[Run]) -> list[str]:
+def _notes(runs: Sequence[RunFigures]) -> list[str]:
     """What is missing, each once, with the names of the runs where there are several."""
     whose: dict[str, list[str]] = {}
     for one in runs:

@@ -15,7 +15,7 @@ from fedglad.runs.reader import Run, RunView
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class PageGroup:
     """Repetitions of one configuration: places among the runs, by their seeds."""
 
     label: str
@@ -33,7 +33,7 @@ class Grouped:
     """The groups, the baseline first, of `views`; `seeds` names the repetition of each."""
 
     views: list[RunView]
-    groups: list[Group]
+    groups: list[PageGroup]
     seeds: list[str]
     notes: list[str]
 
@@ -62,12 +62,12 @@ def group(views: Sequence[RunView], baseline: str | None = None) -> Grouped:
     ]
     kept = sorted(k for part in made.parts for k in part.values())
     number = {k: n for n, k in enumerate(kept)}
-    groups: list[Group] = []
+    groups: list[PageGroup] = []
     for k in made.order:
         if reason := made.unpaired(k, same_length=True):
             notes.append(f"{made.labels[k]} is not paired with {made.labels[made.base]}: {reason}")
         groups.append(
-            Group(
+            PageGroup(
                 label=made.labels[k],
                 members={seed: number[run] for seed, run in made.parts[k].items()},
                 baseline=k == made.base and len(made.parts) > 1,

@@ -1,30 +1,28 @@
 """The result in a few figures, the paired gain, and the verdict on the health of training."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from fedglad.analysis.statistics import LAST, interval, last_mean, spread
-from fedglad.report.groups import Group, Grouped
+from fedglad.report import RunFigures
+from fedglad.report.groups import Grouped, PageGroup
 from fedglad.runs.line import number
 from fedglad.runs.reader import RunView
 
 COLLAPSED = 10.0  # percentage points that the last rounds are below the best ones
 RISEN = 1.0  # percentage points over the first test, by which accuracy has risen at least
-PATIENCE = 20  # tests before that is asked for
+ENOUGH = 20  # tests before that is asked for
 GROWN = 2.0  # the loss of the last rounds over that of the best ones, where nothing is tested
 SKIPPED = 0.5  # of the rounds
 DISTRUSTED = 0.25  # of the rounds
 REJECTED = 0.1  # of the updates
 NAMED = 3  # runs in the verdict
 
-Run = Mapping[str, Any]
-
 
 @dataclass(frozen=True)
-class Result:
+class Accuracy:
     """Shares, as in summary.json; None where nothing was tested.
 
     `tests` is how many `last10` is the mean of.
@@ -48,7 +46,7 @@ class Gain:
         return fmean(self.values)
 
 
-def result(view: RunView) -> Result:
+def result(view: RunView) -> Accuracy:
     """From the rounds; where a finished run lacks some, from its summary."""
     summed = _summed(view)
     return summed if summed.last10 is not None and not view.complete else _recorded(view)
@@ -65,7 +63,7 @@ def disagreement(view: RunView) -> str | None:
     )
 
 
-def gain(views: Sequence[RunView], group: Group, base: Group) -> Gain | None:
+def gain(views: Sequence[RunView], group: PageGroup, base: PageGroup) -> Gain | None:
     """By the seeds that both have. While a run goes on, both end at the last common test."""
     values: list[float] = []
     ends: list[int] = []
@@ -81,7 +79,7 @@ def gain(views: Sequence[RunView], group: Group, base: Group) -> Gain | None:
     return Gain(values, interval(values), min(ends) if ends else None) if values else None
 
 
-def headline(found: Grouped, runs: Sequence[Run]) -> list[dict[str, str]]:
+def headline(found: Grouped, runs: Sequence[RunFigures]) -> list[dict[str, str]]:
     """The figures at the head of the page."""
     tiles: list[dict[str, str]] = []
     base = next((one for one in found.groups if one.baseline), None)
@@ -92,7 +90,7 @@ def headline(found: Grouped, runs: Sequence[Run]) -> list[dict[str, str]]:
     return [*tiles, _distrusted(runs), _rejected(runs), _time(runs)]
 
 
-def verdict(runs: Sequence[Run]) -> str:
+def verdict(runs: Sequence[RunFigures]) -> str:
     """One sentence; the rules are in docs/report.md."""
     if len(runs) == 1:
         return _verdict(runs[0])
@@ -113,7 +111,7 @@ def verdict(runs: Sequence[Run]) -> str:
     return f"{len(ill)} of {len(runs)} runs {need} a look: {'; '.join(named)}{more}."
 
 
-def problems(run: Run) -> list[str]:
+def problems(run: RunFigures) -> list[str]:
     """What is wrong with a run, in words; nothing if it is healthy."""
     wrong: list[str] = []
     rounds, tested = len(run["rounds"]), _known(run["accuracy"])
@@ -125,7 +123,7 @@ def problems(run: Run) -> list[str]:
             wrong.append(
                 f"accuracy fell from {best:.1f} % to {last:.1f} % (means over {LAST} tests)"
             )
-        elif len(tested) >= PATIENCE and last < tested[0] + RISEN:
+        elif len(tested) >= ENOUGH and last < tested[0] + RISEN:
             wrong.append(f"accuracy has not risen from its first {tested[0]:.1f} %")
         if run["test_loss"][_last(run["accuracy"])] is None and _known(run["test_loss"]):
             wrong.append("the test loss is no longer a finite number")
@@ -168,20 +166,20 @@ def span(seconds: float) -> str:
     return f"{whole:,} d {rest} h"
 
 
-def _summed(view: RunView) -> Result:
+def _summed(view: RunView) -> Accuracy:
     """The summary's."""
     summary = view.summary or {}
     last10, final = (number(summary.get(f"{x}_accuracy"), 0.0, 1.0) for x in ("last10", "final"))
     every = int(number(view.config.get("eval_every"), 1.0) or 1)
-    return Result(last10, final, min(LAST, math.ceil((view.planned or LAST) / every)))
+    return Accuracy(last10, final, min(LAST, math.ceil((view.planned or LAST) / every)))
 
 
-def _recorded(view: RunView) -> Result:
+def _recorded(view: RunView) -> Accuracy:
     """The rounds'."""
     tested = list(_tests(view).values())
     if not tested:
-        return Result(None, None)
-    return Result(last_mean(tested), tested[-1], min(LAST, len(tested)))
+        return Accuracy(None, None)
+    return Accuracy(last_mean(tested), tested[-1], min(LAST, len(tested)))
 
 
 def _tests(view: RunView) -> dict[int, float]:
@@ -200,7 +198,7 @@ def _common(one: RunView, other: RunView) -> tuple[float | None, float | None, i
 
 
 def _accuracy(
-    views: Sequence[RunView], group: Group, runs: Sequence[Run], *, alone: bool
+    views: Sequence[RunView], group: PageGroup, runs: Sequence[RunFigures], *, alone: bool
 ) -> dict[str, str]:
     """A group's result; of runs that were never tested, the training loss."""
     of = "" if alone else f": {group.label}"
@@ -252,7 +250,7 @@ def _progress(views: Sequence[RunView]) -> list[str]:
     return [f"round {last}" + (f" of {going[0].planned}" if going[0].planned else "")]
 
 
-def _gained(found: Gain, group: Group, base: Group, *, several: bool) -> dict[str, str]:
+def _gained(found: Gain, group: PageGroup, base: PageGroup, *, several: bool) -> dict[str, str]:
     seeds = f"{len(found.values)} seeds"
     tone = "plain"
     if found.interval:
@@ -268,7 +266,7 @@ def _gained(found: Gain, group: Group, base: Group, *, several: bool) -> dict[st
     return _tile(f"{who} over {base.label}", f"{_points(found.mean)} points", details, tone)
 
 
-def _distrusted(runs: Sequence[Run]) -> dict[str, str]:
+def _distrusted(runs: Sequence[RunFigures]) -> dict[str, str]:
     flags = [flag for run in runs for flag in run["alarm"]]
     by = {name: flags.count(name) for name in ("one-sided", "outlier")}
     flagged = sum(by.values())
@@ -277,7 +275,7 @@ def _distrusted(runs: Sequence[Run]) -> dict[str, str]:
     return _tile("Rounds distrusted", f"{flagged} of {len(flags)}", details, tone)
 
 
-def _rejected(runs: Sequence[Run]) -> dict[str, str]:
+def _rejected(runs: Sequence[RunFigures]) -> dict[str, str]:
     updates, rejected = (sum(run[key] for run in runs) for key in ("updates", "rejected"))
     tone = "bad" if rejected and rejected >= REJECTED * updates else "plain"
     skipped = sum(run["status"].count("skipped") for run in runs)
@@ -287,7 +285,7 @@ def _rejected(runs: Sequence[Run]) -> dict[str, str]:
     return _tile("Updates rejected", f"{rejected:,} of {updates:,}", details, tone)
 
 
-def _time(runs: Sequence[Run]) -> dict[str, str]:
+def _time(runs: Sequence[RunFigures]) -> dict[str, str]:
     total = math.fsum(run["seconds"] or 0.0 for run in runs)
     rounds = sum(len(run["rounds"]) for run in runs)
     details = [f"{len(runs)} runs"] if len(runs) > 1 else []
@@ -295,7 +293,7 @@ def _time(runs: Sequence[Run]) -> dict[str, str]:
     return _tile("Time", span(total), details)
 
 
-def _verdict(run: Run) -> str:
+def _verdict(run: RunFigures) -> str:
     if not run["rounds"] and not run["finished"]:
         return "Waiting for the first round."
     if found := problems(run):
@@ -316,9 +314,9 @@ def _verdict(run: Run) -> str:
     return f"Training looks healthy{so_far}: {fact}, {trust}."
 
 
-def _early(run: Run) -> bool:
+def _early(run: RunFigures) -> bool:
     """Whether two windows do not yet lie side by side."""
-    return len(_known(run["accuracy"]) or _known(run["train_loss"])) < PATIENCE
+    return len(_known(run["accuracy"]) or _known(run["train_loss"])) < ENOUGH
 
 
 def _means(values: Sequence[float]) -> list[float]:

@@ -9,8 +9,9 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from fedglad.report import RunFigures
 from fedglad.report.plots import factors, rounds, similarity
-from fedglad.report.plots.style import Run, clean, paper_style, save
+from fedglad.report.plots.style import clean, paper_style, save
 
 Format = Literal["png", "svg", "pdf"]
 FORMATS: tuple[Format, ...] = ("png", "svg", "pdf")
@@ -56,7 +57,7 @@ def left_out(payload: dict[str, Any]) -> list[str]:
 def _charts(payload: dict[str, Any]) -> Generator[tuple[str, Callable[[], Any]]]:
     if rounds.panels_of(payload):
         yield "rounds", lambda: rounds.draw(payload)
-    runs: list[Run] = payload["runs"]
+    runs: list[RunFigures] = payload["runs"]
     names = _file_names([str(run["name"]) for run in runs])
     for run, name in zip(runs, names, strict=True):
         if factors.maps_of(run):

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fedglad.report.plots.style import MARKS, Run, flagged, has, new_figure, round_axis, short
+from fedglad.report import RunFigures
+from fedglad.report.plots.style import MARKS, flagged, has, new_figure, round_axis, short
 
 DIVERGING = "RdBu_r"
 TICK = 22  # characters of a group's name beside the heat map
@@ -17,13 +18,13 @@ BAR = 0.09  # inches, the width of the colour scale
 WIDEST = 1.0  # the scale ends at 1 ± this, so at 0 below
 
 
-def maps_of(run: Run) -> list[str]:
+def maps_of(run: RunFigures) -> list[str]:
     """Which of the two maps have a number."""
     heat = run.get("heat") or {}
     return [key for key in ("scale", "ratio") if any(has(row) for row in heat.get(key) or [])]
 
 
-def draw(run: Run) -> Any:
+def draw(run: RunFigures) -> Any:
     """The figure; both maps have one scale, so that they can be compared."""
     heat, maps = run["heat"], maps_of(run)
     names = _group_names([str(name) for name in heat["groups"]])
@@ -112,7 +113,7 @@ def _colours() -> Any:
     return matplotlib.colormaps[DIVERGING].with_extremes(bad="0.75")
 
 
-def _ticks_above(axes: Any, run: Run) -> None:
+def _ticks_above(axes: Any, run: RunFigures) -> None:
     """Marks over the rounds that were distrusted."""
     for flag, rounds in flagged([run]).items():
         if not rounds:  # an empty line counts in the layout, at 0

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedglad.analysis.curves import Curve, curve
+from fedglad.report import RunFigures
 from fedglad.report.plots.style import (
     MARKS,
-    Run,
     flagged,
     has,
     look,
@@ -66,7 +66,7 @@ def draw(payload: dict[str, Any]) -> Any:
     return figure
 
 
-def _curve(runs: Sequence[Run], key: str) -> Curve:
+def _curve(runs: Sequence[RunFigures], key: str) -> Curve:
     columns = [zip(run["rounds"], run[key], strict=True) for run in runs if run.get(key)]
     return curve({t: value for t, value in column if value is not None} for column in columns)
 
@@ -83,7 +83,7 @@ def _line(axes: Any, found: Curve, *, faint: bool = False, **style: Any) -> None
     mean_line(axes, found, linewidth=width, **style, **lone)
 
 
-def _mark(axes: Any, runs: Sequence[Run], found: Curve, colour: str) -> set[str]:
+def _mark(axes: Any, runs: Sequence[RunFigures], found: Curve, colour: str) -> set[str]:
     """The distrusted rounds on the line; which flags there were."""
     height = dict(zip(found.rounds, found.mean, strict=True))
     marks = {f: [t for t in ts if t in height] for f, ts in flagged(runs).items()}
@@ -102,7 +102,7 @@ def _mark(axes: Any, runs: Sequence[Run], found: Curve, colour: str) -> set[str]
     return {flag for flag, rounds in marks.items() if rounds}
 
 
-def _shade(column: Sequence[Any], runs: Sequence[Run]) -> None:
+def _shade(column: Sequence[Any], runs: Sequence[RunFigures]) -> None:
     """The same rounds through all panels, so that their effect is seen."""
     for flag, rounds in flagged(runs).items():
         for axes in column:

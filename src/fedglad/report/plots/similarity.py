@@ -4,17 +4,18 @@ from typing import Any
 
 import numpy as np
 
-from fedglad.report.plots.style import MARKS, PALETTE, Run, new_figure, short
+from fedglad.report import RunFigures
+from fedglad.report.plots.style import MARKS, PALETTE, new_figure, short
 
 
-def pairs_of(run: Run) -> list[tuple[float, float, str | None]]:
+def pairs_of(run: RunFigures) -> list[tuple[float, float, str | None]]:
     """Label similarity, GSI and flag of the rounds that have both numbers."""
     similarity = run.get("similarity") or []
     rows = zip(similarity, run["gsi"], run["alarm"], strict=False)
     return [(x, y, flag) for x, y, flag in rows if x is not None and y is not None]
 
 
-def draw(run: Run) -> Any:
+def draw(run: RunFigures) -> Any:
     """The figure, with the payload's own fit."""
     pairs, fit = pairs_of(run), run.get("fit")
     figure = new_figure(2.3)

@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from fedglad.analysis.curves import Curve
+from fedglad.report import RunFigures
 
 WIDTH = 3.3  # inches: a column of a paper with two
 DPI = 300
@@ -22,9 +23,6 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 STYLES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))
 MARKS = {"one-sided": ("v", "#CC3311"), "outlier": ("^", "#332288")}
 BAND = 0.18  # opacity of mean ± std
-
-Run = dict[str, Any]
-"""One of the payload's runs."""
 
 
 @contextmanager
@@ -117,7 +115,7 @@ def legend_inside(axes: Any, **how: Any) -> None:
     axes.legend(fontsize=POINTS, frameon=True, framealpha=0.85, edgecolor="none", **how)
 
 
-def flagged(runs: Sequence[Run]) -> dict[str, list[int]]:
+def flagged(runs: Sequence[RunFigures]) -> dict[str, list[int]]:
     """{flag: rounds} that at least half of the runs with that round have."""
     counts: dict[int, list[str | None]] = {}
     for run in runs:

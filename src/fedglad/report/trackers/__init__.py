@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedglad.report.trackers.names import NAMES, Row, Start, hyperparameters, summary_scalars
-from fedglad.report.trackers.source import Source, TrackError
+from fedglad.report.trackers.source import NewRounds, TrackError
 
 __all__ = ["NAMES", "REGISTRY", "TrackError", "Tracking", "Writer", "follow", "track", "write"]
 
@@ -58,7 +58,7 @@ class Tracking:
 
     def __init__(self, run: str | Path, *, to: str, out: str | Path | None = None) -> None:
         self._writer_class = _find(to)
-        self.source = Source(Path(run))
+        self.source = NewRounds(Path(run))
         self.out = Path(out) if out is not None else Path("tracked") / to
         self.writer: Writer | None = None
         self.rounds, self.finished = 0, False

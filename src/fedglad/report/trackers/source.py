@@ -16,7 +16,7 @@ class TrackError(RunError):
     """What cannot be tracked; the message says what to do."""
 
 
-class Source:
+class NewRounds:
     """The rounds of a run that have not been given to the tracker yet.
 
     A run that was resumed may write rounds again: they are the same, and not given twice.

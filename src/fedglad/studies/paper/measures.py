@@ -8,15 +8,15 @@ import numpy as np
 
 from fedglad.analysis.statistics import spread
 from fedglad.studies.paper.cells import PaperError
-from fedglad.studies.paper.results import Result
+from fedglad.studies.paper.results import FinishedRun
 
 
-def last10(result: Result) -> float:
+def last10(result: FinishedRun) -> float:
     """The paper's figure: the mean accuracy over the last 10 rounds that were tested."""
     return 100 * result.summary["last10_accuracy"]
 
 
-def norm_ratio(result: Result) -> float:
+def norm_ratio(result: FinishedRun) -> float:
     """std/mean of the updates' squared norms, averaged over the rounds."""
     return fmean(value for value in result.columns["norm_ratio"] if value is not None)
 
@@ -31,7 +31,7 @@ class Correlation:
     interval: tuple[float, float] | None
 
 
-def correlation(result: Result) -> Correlation:
+def correlation(result: FinishedRun) -> Correlation:
     """Pearson's r, with Fisher's 95 % interval; None where a side does not vary."""
     pairs = zip(result.columns["label_similarity"], result.columns["gsi_all"], strict=True)
     known = [(x, y) for x, y in pairs if x is not None and y is not None]
@@ -56,7 +56,7 @@ class Fluctuation:
     highest: float
 
 
-def fluctuations(result: Result) -> list[Fluctuation]:
+def fluctuations(result: FinishedRun) -> list[Fluctuation]:
     """Of every group in the order of the model."""
     groups: list[Fluctuation] = []
     for name, parts in result.columns["groups"].items():
@@ -78,7 +78,7 @@ class BadRound:
     lowest_other: float
 
 
-def bad_round(result: Result) -> BadRound:
+def bad_round(result: FinishedRun) -> BadRound:
     """Of a run whose sampler has a script; every round of it has to be tested."""
     sampler = result.config.to_dict()["sampler"]
     scripted = {**sampler.get("cohorts", {}), **sampler.get("largest_class", {})}

@@ -21,7 +21,7 @@ from fedglad.report.plots.style import (
 )
 from fedglad.studies.paper import measures
 from fedglad.studies.paper.cells import Experiment, PaperError, Reading
-from fedglad.studies.paper.results import Library, Result
+from fedglad.studies.paper.results import FinishedRun, Library
 from fedglad.studies.paper.tables import CellRuns, gather
 
 WIDTH, HEIGHT = 6.4, 3.8  # inches of a panel, one or two side by side
@@ -169,7 +169,7 @@ def _norm_ratio(found: Sequence[CellRuns]) -> Any:
     return _finished(figure, [])
 
 
-def _first(found: CellRuns) -> tuple[str, Result]:
+def _first(found: CellRuns) -> tuple[str, FinishedRun]:
     """The run of the first seed, and its label."""
     seed, run = next(iter(found.runs.items()))
     return f"{found.label}, seed {seed}", run

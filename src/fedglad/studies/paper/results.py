@@ -34,7 +34,7 @@ Columns = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Result:
+class FinishedRun:
     """A finished run: what it was, and where it is read from."""
 
     path: Path
@@ -118,22 +118,22 @@ class Library:
     def __init__(self, folders: Iterable[Path]) -> None:
         self.notes: list[str] = []
         self.broken: list[str] = []
-        self._found: dict[str, dict[tuple[int, int], Result]] = {}
+        self._runs: dict[str, dict[tuple[int, int], FinishedRun]] = {}
         for folder in folders:
             for path in sorted(folder.glob("*")) if folder.is_dir() else []:
                 self._add(path)
 
-    def find(self, config: Config) -> dict[tuple[int, int], Result]:
+    def find(self, config: Config) -> dict[tuple[int, int], FinishedRun]:
         """Every repetition of the configuration, by (rounds, seed)."""
-        return self._found.get(key(config), {})
+        return self._runs.get(key(config), {})
 
     def has(self, config: Config) -> bool:
         """Whether this very run is there."""
         return (config.rounds, config.seed) in self.find(config)
 
-    def all(self) -> list[Result]:
+    def all(self) -> list[FinishedRun]:
         """Every run, each once."""
-        return [result for found in self._found.values() for result in found.values()]
+        return [result for found in self._runs.values() for result in found.values()]
 
     def _add(self, path: Path) -> None:
         try:
@@ -148,27 +148,27 @@ class Library:
             self.notes.append(
                 f"{path} was made by format {written} of fedglad: today's random draws are others"
             )
-        place = self._found.setdefault(key(result.config), {})
+        place = self._runs.setdefault(key(result.config), {})
         place.setdefault((result.config.rounds, result.seed), result)
 
 
-def read(path: Path) -> Result | None:
+def read(path: Path) -> FinishedRun | None:
     """A run's folder or a file of results/; None if it is neither, or not finished."""
     try:
         if (path / "config.toml").is_file():
             summary = Run(path).summary
-            return Result(path, load(path / "config.toml")[1], summary) if summary else None
+            return FinishedRun(path, load(path / "config.toml")[1], summary) if summary else None
         if path.suffix != ".json" or not path.is_file():
             return None
         found: Any = json.loads(path.read_text("utf-8"))
         config = Config.of(_restored(found["config"]))
         summary = {name: value for name, value in found.items() if name not in ("config", "rounds")}
-        return Result(path, config, summary)
+        return FinishedRun(path, config, summary)
     except (RunError, ConfigError, ValueError, KeyError, TypeError, OSError) as error:
         raise PaperError(f"{path} cannot be read: {error}") from None
 
 
-def first(folder: Path, rounds: int) -> Result | None:
+def first(folder: Path, rounds: int) -> FinishedRun | None:
     """The first rounds of a run, finished or not, as the run that ends there; None if it has fewer.
 
     The server's rate falls as in the whole run.
@@ -180,7 +180,7 @@ def first(folder: Path, rounds: int) -> Result | None:
         raise PaperError(f"{folder} cannot be read: {error}") from None
     if len(found) < rounds:
         return None
-    return Result(folder, first_rounds(config, rounds), summary)
+    return FinishedRun(folder, first_rounds(config, rounds), summary)
 
 
 def export(

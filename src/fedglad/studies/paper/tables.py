@@ -9,12 +9,12 @@ from fedglad.analysis.statistics import interval, spread, stability
 from fedglad.studies.paper import measures
 from fedglad.studies.paper.cells import Cell, Experiment, Reading
 from fedglad.studies.paper.published import Value
-from fedglad.studies.paper.results import Library, Result
+from fedglad.studies.paper.results import FinishedRun, Library
 
 Row = dict[str, Any]
 """Numbers by name; accuracies in percent, None where there is none."""
 
-Measure = Callable[[Result], float | None]
+Measure = Callable[[FinishedRun], float | None]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class CellRuns:
 
     cell: Cell
     rounds: int
-    runs: Mapping[int, Result]
+    runs: Mapping[int, FinishedRun]
     absent: str = ""
 
     @property
