@@ -508,7 +508,7 @@ def test_the_weights_behind_sums_are_found_again_from_the_shares():
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedglad.flower.rounds.time", Clock())
+    monkeypatch.setattr("fedglad.flower.transport.time", Clock())
 
 
 def reporting(client: Linear) -> Callable[..., Message]:

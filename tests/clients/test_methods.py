@@ -73,7 +73,7 @@ def memories(found: Simulation, name: str) -> Tensor:
     """A row for every client; zeros for one that has not been asked yet."""
     store, zeros = found.memories, torch.zeros_like(found.server.packed[0])
     assert store
-    held = [store.read(k, store.version(k)) for k in range(found.plan.data.clients)]
+    held = [store.read(k, store.version(k)) for k in range(found.parts.data.clients)]
     return torch.stack([own.get(name, zeros) for own in held])
 
 
@@ -131,7 +131,7 @@ def test_the_batched_engine_remembers_the_same(row: str):
     for engine in ("serial", "batched"):
         with simulation(row, engine__name=engine) as found:
             list(found.rounds())
-            held.append(memories(found, found.plan.client.remembers[0]))
+            held.append(memories(found, found.parts.client.remembers[0]))
     assert held[0].abs().max() > 1e-3
     torch.testing.assert_close(*held, rtol=0, atol=1e-4)
 
@@ -280,7 +280,7 @@ def test_a_rejected_client_changes_nobodys_memory(row: str, engine: str):
         for told in map(facts, found.rounds()):
             assert [c["id"] for c in told["clients"] if "rejected" in c] == [2]
         assert found.memories.version(2) == 0
-        held = memories(found, found.plan.client.remembers[0])
+        held = memories(found, found.parts.client.remembers[0])
         assert held.isfinite().all()
         if row == "vrl-sgd":
             assert held.sum(dim=0).abs().max() < 1e-5

@@ -24,7 +24,7 @@ from .grid import Clock, Linear, LocalGrid, clients, model, numpy, record, who
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr("fedglad.flower.rounds.time", found)
+    monkeypatch.setattr("fedglad.flower.transport.time", found)
     return found
 
 

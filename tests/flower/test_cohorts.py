@@ -28,7 +28,7 @@ from fedglad.samplers.power_of_choice import PowerOfChoice
 from fedglad.samplers.scripted import Scripted
 from fedglad.samplers.uniform import Uniform
 from fedglad.simulation.engines.base import Evaluation, Group
-from fedglad.simulation.simulation import Plan, Simulation
+from fedglad.simulation.simulation import Parts, Simulation
 from fedglad.weights import Samples
 
 from .grid import Arrays, Clock, Linear, LocalGrid, bits, by, clients, model, record, who
@@ -40,7 +40,7 @@ COUNT = 9
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr("fedglad.flower.rounds.time", found)
+    monkeypatch.setattr("fedglad.flower.transport.time", found)
     return found
 
 
@@ -104,7 +104,7 @@ def simulated(sampler: Sampler, seed: int) -> tuple[list[list[int]], Any]:
     module = nn.Linear(3, 2)
     module.load_state_dict({n: torch.from_numpy(x) for n, x in model().items()})
     population = clients(COUNT)
-    plan = Plan(
+    plan = Parts(
         rounds=ROUNDS,
         seed=seed,
         eval_every=100,

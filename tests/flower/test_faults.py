@@ -51,7 +51,7 @@ Spoil = Callable[[dict[str, Any], dict[str, Any]], Any]
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr("fedglad.flower.rounds.time", found)
+    monkeypatch.setattr("fedglad.flower.transport.time", found)
     return found
 
 

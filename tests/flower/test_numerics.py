@@ -36,7 +36,7 @@ from .grid import (
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr("fedglad.flower.rounds.time", found)
+    monkeypatch.setattr("fedglad.flower.transport.time", found)
     return found
 
 

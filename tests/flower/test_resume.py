@@ -50,7 +50,7 @@ class Stop(Exception):
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr("fedglad.flower.rounds.time", found)
+    monkeypatch.setattr("fedglad.flower.transport.time", found)
     return found
 
 

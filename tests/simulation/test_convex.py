@@ -30,7 +30,7 @@ from fedglad.optimizers import SGD
 from fedglad.samplers.uniform import Uniform
 from fedglad.simulation.engines.base import Job
 from fedglad.simulation.engines.settings import Batched, Serial
-from fedglad.simulation.simulation import Plan, Simulation
+from fedglad.simulation.simulation import Parts, Simulation
 from fedglad.weights import Samples
 
 
@@ -77,7 +77,7 @@ class LeastSquares(Simulation):
         features = data.inputs[0].shape[1]
         model = nn.Linear(features, 1, bias=False).double()
         nn.init.zeros_(model.weight)
-        plan = Plan(
+        plan = Parts(
             rounds=rounds,
             seed=1,
             eval_every=rounds,
@@ -93,7 +93,7 @@ class LeastSquares(Simulation):
         )
         super().__init__(plan)
         self.engine.close()
-        own = self.plan.client
+        own = self.parts.client
         job = Job(lambda: copy.deepcopy(model), data, own, mse_loss, 1, self.memories)
         self.engine = engine.start(job)
 

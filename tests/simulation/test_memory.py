@@ -277,7 +277,7 @@ def tallies(simulation: Simulation) -> dict[int, float]:
     """How many rounds each client remembers; 0 if it remembers nothing."""
     memories = simulation.memories
     assert memories
-    held = {k: memories.read(k, memories.version(k)) for k in range(simulation.plan.data.clients)}
+    held = {k: memories.read(k, memories.version(k)) for k in range(simulation.parts.data.clients)}
     return {k: own["rounds"][0].item() if own else 0.0 for k, own in held.items()}
 
 

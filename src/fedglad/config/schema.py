@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fedglad.records import Round
-    from fedglad.simulation.simulation import Plan
+    from fedglad.simulation.simulation import Parts
 
 FORMAT = 2
 """Raised when the same configuration gives other results than before, so that no run that is there
@@ -131,13 +131,13 @@ class Config:
                 lines.append(line if value is not None else f"# {line}")
         return "\n".join(lines) + "\n"
 
-    def plan(self, *, model: nn.Module | None = None, data: Any = None) -> Plan:
+    def plan(self, *, model: nn.Module | None = None, data: Any = None) -> Parts:
         """What the configuration stands for; `model` and `data` take the place of its own."""
         import torch
         from torch import nn
 
         from fedglad.rng import stream
-        from fedglad.simulation.simulation import Plan
+        from fedglad.simulation.simulation import Parts
 
         parts = self.sections
         name, settings = type(model).__name__, None
@@ -150,7 +150,7 @@ class Config:
         assert model is not None
         data = self.load_data() if data is None else data
         check(model, data, name, settings)
-        return Plan(
+        return Parts(
             rounds=self.rounds,
             seed=self.seed,
             eval_every=self.eval_every,
@@ -163,6 +163,7 @@ class Config:
             filter=parts["filter"],
             weighting=parts["weighting"],
             engine=parts["engine"],
+            arithmetic=getattr(settings, "arithmetic", 1),
         )
 
     def load_data(self) -> Any:

@@ -11,9 +11,9 @@ from typing import Any, TextIO
 
 from fedglad.config.schema import Config, ConfigError, load
 from fedglad.core import files
+from fedglad.flower import log
 from fedglad.flower.session import Session
 from fedglad.flower.settings import Arrays, ClientApp, Engine, Nodes
-from fedglad.flower.told import note, tell
 from fedglad.runs.checkpoints import restore, save
 from fedglad.runs.folder import Run, RunError, locked, make_folder
 from fedglad.runs.summary import summarise
@@ -48,7 +48,7 @@ class Folder:
                 restore(self.run, session, WAY_OUT, from_start=False)
             found = self.run.rounds()
             if found:
-                tell("Going on after round %d of %d in %s", len(found), rounds, self.run.folder)
+                log.info("Going on after round %d of %d in %s", len(found), rounds, self.run.folder)
             with open(self.run.folder / "rounds.jsonl", "a", encoding="utf-8") as self._records:
                 try:
                     yield found
@@ -90,7 +90,7 @@ class Folder:
                     )
             files.write_text(path, text)
         except (TypeError, ConfigError) as error:
-            note("%s cannot say all settings of this run: %s", path, error)
+            log.warn("%s cannot say all settings of this run: %s", path, error)
 
 
 def describe(session: Session, rounds: int) -> Config:

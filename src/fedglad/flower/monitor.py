@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from os import PathLike
+from time import perf_counter
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -10,12 +11,13 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedglad.adapters import Adapter, Glad
 from fedglad.core.validate import Guard
+from fedglad.flower import log
 from fedglad.flower.folder import Folder
 from fedglad.flower.nodes import Directory
-from fedglad.flower.session import Keys, Session, Trained, clock
+from fedglad.flower.session import Keys, Session, Trained
 from fedglad.flower.settings import Share
-from fedglad.flower.strategy import EvaluateFn, FedGLAD, in_order
-from fedglad.flower.told import note, tell
+from fedglad.flower.strategy import EvaluateFn, FedGLAD
+from fedglad.flower.transport import in_order
 from fedglad.optimizers import SGD
 from fedglad.samplers.base import Cohort
 
@@ -57,7 +59,7 @@ class Monitor(Strategy):
         self.session: Session | None = None
         self._asked: tuple[Cohort, list[Message]] | None = None
         self._open: tuple[Trained, float] | None = None  # a round that is not yet evaluated
-        self._told: dict[str, MetricRecord | None] = {}
+        self._metrics: dict[str, MetricRecord | None] = {}
         self._begun = 0.0
         self._inner: dict[str, Any] = {}
 
@@ -68,7 +70,7 @@ class Monitor(Strategy):
 
     def summary(self) -> None:
         """Logs the settings."""
-        tell("\t├── Monitored by fedglad: %s", self.adapter)
+        log.info("\t├── Monitored by fedglad: %s", self.adapter)
         self.inner.summary()
 
     def start(
@@ -82,12 +84,20 @@ class Monitor(Strategy):
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
         """As the inner strategy's."""
-        heard = evaluate_fn and self._hearing(evaluate_fn)
-        given = grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, heard
+        evaluate_fn = evaluate_fn and self._noting(evaluate_fn)
+        given = (
+            grid,
+            initial_arrays,
+            num_rounds,
+            timeout,
+            train_config,
+            evaluate_config,
+            evaluate_fn,
+        )
         try:
             self.session = self._begin(initial_arrays)
         except Exception as error:
-            note("Monitor: this model cannot be measured: %r", error)
+            log.warn("Monitor: this model cannot be measured: %r", error)
             return self.inner.start(*given)
         with self.folder.open(self.session, num_rounds) as self.records:
             own = vars(self.inner)
@@ -114,7 +124,7 @@ class Monitor(Strategy):
         try:
             self._expect(server_round, arrays, grid, messages)
         except Exception as error:
-            note("Monitor: round %d cannot be measured: %r", server_round, error)
+            log.warn("Monitor: round %d cannot be measured: %r", server_round, error)
         return messages
 
     def aggregate_train(
@@ -125,9 +135,9 @@ class Monitor(Strategy):
         try:
             self._measure(replies)
         except Exception as error:
-            note("Monitor: round %d cannot be measured: %r", server_round, error)
+            log.warn("Monitor: round %d cannot be measured: %r", server_round, error)
         arrays, metrics = self._of_inner("aggregate_train")(server_round, replies)
-        self._hear("train", metrics)
+        self._note("train", metrics)
         return arrays, metrics
 
     def configure_evaluate(
@@ -141,7 +151,7 @@ class Monitor(Strategy):
     ) -> MetricRecord | None:
         """The inner strategy's metrics."""
         found = self._of_inner("aggregate_evaluate")(server_round, replies)
-        self._hear("evaluate", found)
+        self._note("evaluate", found)
         return found
 
     def _expect(
@@ -159,7 +169,7 @@ class Monitor(Strategy):
         clients = {node: client for client, node in session.directory.online.items()}
         asked = [m for m in messages if m.metadata.dst_node_id in clients]
         ids = tuple(clients[m.metadata.dst_node_id] for m in asked)
-        self._asked, self._begun = (Cohort(ids), asked), clock()
+        self._asked, self._begun = (Cohort(ids), asked), perf_counter()
 
     def _measure(self, replies: list[Message]) -> None:
         """One step of our own server, of which only the record is kept."""
@@ -167,18 +177,18 @@ class Monitor(Strategy):
             return
         (cohort, messages), self._asked = self._asked, None
         trained = self.session.aggregate(cohort, in_order(messages, replies), 0.0)
-        self._open = trained, clock() - self._begun
+        self._open = trained, perf_counter() - self._begun
         self.records.append({})
-        self._hear("train", None)
+        self._note("train", None)
         if trained.alarm:
-            note("Round %d: %s", self.session.t + 1, trained.alarm)
+            log.warn("Round %d: %s", self.session.t + 1, trained.alarm)
 
-    def _hear(self, part: str, metrics: MetricRecord | None) -> None:
+    def _note(self, part: str, metrics: MetricRecord | None) -> None:
         """Writes what is known by now into the round's record."""
         if self._open is not None and self.session is not None:
             trained, seconds = self._open
-            self._told[part] = metrics
-            self.records[-1] = self.session.played(trained, self._told, {"train": seconds})
+            self._metrics[part] = metrics
+            self.records[-1] = self.session.line(trained, self._metrics, {"train": seconds})
 
     def _close_round(self) -> None:
         """Writes the round that was open to the folder, now that it was also evaluated."""
@@ -186,19 +196,19 @@ class Monitor(Strategy):
             if self._open is not None and self.session is not None:
                 self.folder.write(self.records[-1], self.session)
         except Exception as error:
-            note("Monitor: the round could not be written: %r", error)
-        self._open, self._told = None, {}
+            log.warn("Monitor: the round could not be written: %r", error)
+        self._open, self._metrics = None, {}
 
-    def _hearing(self, evaluate_fn: EvaluateFn) -> EvaluateFn:
+    def _noting(self, evaluate_fn: EvaluateFn) -> EvaluateFn:
         """The user's function, whose answer is also kept."""
 
-        def heard(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-            found = evaluate_fn(server_round, arrays)
+        def noting(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            metrics = evaluate_fn(server_round, arrays)
             if server_round:
-                self._hear("server", found)
-            return found
+                self._note("server", metrics)
+            return metrics
 
-        return heard
+        return noting
 
     def _of_inner(self, name: str) -> Any:
         """The inner strategy's own method, whose place ours takes while it runs."""

@@ -13,15 +13,15 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from fedglad.core.validate import as_number
+from fedglad.flower import log
 from fedglad.flower.replies import Unusable, read
-from fedglad.flower.rounds import exchange
-from fedglad.flower.told import note
+from fedglad.flower.transport import exchange
 
 Kind = Literal["auto", "name", "key", "partition-id", "id"]
 KINDS: tuple[str, ...] = get_args(Kind)
 
 QUERY = "query.fedglad"
-PATIENCE = 120.0  # seconds for the answer to a query
+ANSWER_TIMEOUT = 120.0  # seconds for the answer to a query
 TRIES = 2  # that a node which does not answer is given, and one more in every AGAIN rounds
 AGAIN = 10
 MOST = 100_000  # a partition-id is the client's place among all: larger ones are no places
@@ -63,7 +63,7 @@ class Directory:
         self.expected = 0  # nodes that a run had which is gone on with
         self.online: dict[int, int] = {}
         self._places: dict[int, int] = {}  # node id to client
-        self._sizes: dict[int, int] = {}  # of clients, where told
+        self._sizes: dict[int, int] = {}  # of clients, where known
         self._answers: dict[int, Mapping[str, Any]] = {}  # by node id
         self._tries = Counter[int]()
         self._looks = 0
@@ -110,15 +110,15 @@ class Directory:
             return 1  # nobody who could be drawn
         if client not in self._sizes:
             self._ask(grid, list(self.online.values()), timeout)
-            told = {k: self._told(node) for k, node in self.online.items()}
-            known = {k: size for k, size in told.items() if size is not None}
+            sizes = {k: self._answered_size(node) for k, node in self.online.items()}
+            known = {k: size for k, size in sizes.items() if size is not None}
             most = UNUSUAL * statistics.median_high(known.values()) if len(known) > 2 else math.inf
             self._sizes = {k: size for k, size in known.items() if size <= most}
         if client not in self._sizes:
             raise NoSize(client, self.name(client))
         return self._sizes[client]
 
-    def _told(self, node: int) -> int | None:
+    def _answered_size(self, node: int) -> int | None:
         size = as_number(self._answers.get(node, {}).get("num-examples"))
         return int(size) if size is not None and 1 <= size <= 1e15 else None
 
@@ -135,7 +135,7 @@ class Directory:
         own = sum(times == 1 for place, times in places.items() if place is not None)
         if 2 * own > len(answered):
             return "partition-id"
-        note(
+        log.warn(
             "Nodes have no names and do not each tell a partition-id: cohorts are those of this "
             "run alone. Register them by name, or answer %s.",
             HANDLER,
@@ -156,7 +156,7 @@ class Directory:
         for node, name in found.items():
             if name is None and node not in self._unnamed:
                 self._unnamed.add(node)
-                note("Node %d has no %s: it is left out", node, self.kind)
+                log.warn("Node %d has no %s: it is left out", node, self.kind)
         return {k: name for k, name in found.items() if name is not None}
 
     def _admit(self, named: Mapping[int, int | str]) -> None:
@@ -175,7 +175,7 @@ class Directory:
         for node, name in named.items():
             client = int(name) if self.kind == "partition-id" else by_name[name]
             if client in taken:  # until it is gone: nobody takes another's place
-                note("Node %d has the %s %r of node %d", node, self.kind, name, taken[client])
+                log.warn("Node %d has the %s %r of node %d", node, self.kind, name, taken[client])
             else:
                 self._places[node] = client
                 taken[client] = node
@@ -194,12 +194,12 @@ class Directory:
         self._tries.update(asked)
         content = RecordDict({"config": ConfigRecord()})
         messages = [Message(content, node, QUERY) for node in asked]
-        patience = min(timeout, PATIENCE)
-        for node, reply in zip(asked, exchange(grid, messages, patience), strict=True):
+        timeout = min(timeout, ANSWER_TIMEOUT)
+        for node, reply in zip(asked, exchange(grid, messages, timeout), strict=True):
             try:
-                self._answers[node] = dict(read(reply, patience).metrics)
+                self._answers[node] = dict(read(reply, timeout).metrics)
             except Unusable as reason:
-                note("Node %d does not answer %s: %s", node, QUERY, reason)
+                log.warn("Node %d does not answer %s: %s", node, QUERY, reason)
                 if reply is not None and reply.has_error() and reply.error.code in SILENT:
                     continue
                 if reply is not None:  # it cannot; one that was silent may be asked again

@@ -2,11 +2,11 @@
 
 import math
 import statistics
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -14,9 +14,8 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedglad.core.layout import as_tensor
-from fedglad.core.memory import Memories
-from fedglad.flower.cohorts import Chooser
-from fedglad.flower.nodes import UNUSUAL, Directory
+from fedglad.flower import log
+from fedglad.flower.nodes import ANSWER_TIMEOUT, UNUSUAL, Directory, NoSize
 from fedglad.flower.replies import (
     Reply,
     Unusable,
@@ -31,14 +30,13 @@ from fedglad.flower.replies import (
     weight_of,
     without_norms,
 )
-from fedglad.flower.rounds import exchange
-from fedglad.flower.told import note, tell
+from fedglad.flower.transport import exchange, wait_for
 from fedglad.optimizers import Optimizer
 from fedglad.records import Failure, Record, Round, Update
 from fedglad.rng import stream
-from fedglad.samplers.base import Cohort, Sampler, State
+from fedglad.samplers.base import Cohort, Pool, Sampler
 from fedglad.server.server import Server
-from fedglad.trust import Alarm
+from fedglad.simulation.driver import Driver
 from fedglad.weights import Samples
 
 
@@ -76,8 +74,8 @@ class Trained:
         return [without_norms(self.said[k].content) for k in accepted if k in self.said]
 
 
-class Session:
-    """The server, the nodes, the sampler's and the alarm's state, and the round."""
+class Session(Driver):
+    """A federation whose clients are Flower's nodes: it waits, draws, asks and takes replies in."""
 
     def __init__(
         self,
@@ -94,14 +92,6 @@ class Session:
         memories: Path | None = None,
     ) -> None:
         """`memories` is the folder for what a sampler wants kept, by default a temporary one."""
-        self.order = tuple(arrays)
-        self.weighting = server["weighting"] or Samples()
-        weighting = sampler.weighting or self.weighting
-        settings: dict[str, Any] = {
-            **server,
-            "weighting": weighting,
-            "distances": sampler.distances,
-        }
         try:
             values = decoded(arrays)
         except Unusable as error:
@@ -111,38 +101,26 @@ class Session:
                 raise ValueError(
                     f"initial_arrays: {name!r} holds NaN or inf, nothing can be learned"
                 )
-        self.server = Server(values, **settings)
-        self.optimizer: Optimizer = optimizer
-        self.sampler, self.seed, self.directory, self.keys = sampler, seed, directory, keys
-        self.updates = Memories(memories) if sampler.keeps_updates else None
-        self.stores: list[Any] = [self.updates] if self.updates else []
-        self.chooser = Chooser(sampler, seed, directory, least, self._last)
-        self.report = report
-        self.alarm = Alarm()
-        self.t = 0
-        self._alarm_state: dict[str, Any] = {}
+        self.weighting = server["weighting"] or Samples()
+        settings: dict[str, Any] = {
+            **server,
+            "weighting": sampler.weighting or self.weighting,
+            "distances": sampler.distances,
+        }
+        super().__init__(Server(values, **settings), sampler, seed, memories=memories)
+        self.order = tuple(arrays)
+        self.optimizer = optimizer
+        self.directory, self.keys, self.least, self.report = directory, keys, least, report
+        self._memo: dict[Any, Any] = {}  # of the pools
+        self._met = False  # whether the nodes of a first round were there
         self._usual: float | None = None  # weight, if the first round was lost to an unusual one
 
-    @property
-    def sampler_state(self) -> State:
-        """What the checkpoint keeps beside the server's state, as JSON types."""
-        return {
-            "sampler": self.chooser.state,
-            "alarm": self._alarm_state,
-            "nodes": self.directory.state(),
-            "usual": self._usual,
-        }
+    def transport_state(self) -> dict[str, Any]:
+        return {"nodes": self.directory.state(), "usual": self._usual}
 
-    @sampler_state.setter
-    def sampler_state(self, saved: State) -> None:
-        self.chooser.state, self._alarm_state = dict(saved["sampler"]), dict(saved["alarm"])
+    def restore_transport(self, saved: Mapping[str, Any]) -> None:
         self._usual = saved["usual"]
         self.directory.restore(saved["nodes"])
-
-    def close(self) -> None:
-        """Lets go what was kept for this run alone."""
-        for store in self.stores:
-            store.close()
 
     def arrays(self) -> ArrayRecord:
         """The model as Flower sends it: names, order and dtypes of the initial arrays."""
@@ -157,20 +135,66 @@ class Session:
                     own.copy_(_tensor_like(value, own))
         self.server.load_state_dict(state)
 
-    def draw(
+    def wait(self, grid: Grid, timeout: float) -> str | None:
+        """Waits until there are nodes enough; says why if there are not.
+
+        A run begins when there is a whole cohort, whenever that is; one that goes on waits a while
+        for all those it had. Later it goes on with whoever is left, if they are enough.
+        """
+        least = wanted = max(self.least, 1)
+        if not self._met:
+            wanted = max(least, self.sampler.clients_per_round, self.directory.expected)
+        endless = not self._met and not self.directory.expected
+        if not self._met:
+            timeout = min(timeout, ANSWER_TIMEOUT)
+        count = 0
+        for count in wait_for(grid, wanted, None if endless else timeout):
+            if count < wanted:
+                log.info("Waiting for nodes to connect: %d of %d", count, wanted)
+        if count < least:
+            return f"{count} nodes are connected, at least {least} are needed"
+        self._met = True
+        self.directory.refresh(grid, timeout)
+        return None if self.directory.online else "no node can be told apart"
+
+    def choose(
         self, grid: Grid, timeout: float, attempt: int = 0, avoid: Collection[int] = ()
     ) -> Cohort:
         """The cohort of round t; another one for every attempt, of others if there are."""
-        return self.chooser.draw(
-            grid, self.t, timeout, attempt, avoid, lambda ids: self._losses(grid, ids, timeout)
+        online = set(self.directory.online)
+        usable = online - set(avoid) or online
+        while True:
+            try:
+                pool = self._pool(grid, timeout, sorted(usable))
+                cohort = self.draw(pool, lambda ids: self._losses(grid, ids, timeout), attempt)
+                break
+            except NoSize as error:
+                log.warn("%s", error)
+                usable = usable - {error.client}
+                if not usable:
+                    raise
+        here = [k for k, client in enumerate(cohort.ids) if client in online]
+        weights = cohort.weights and tuple(cohort.weights[k] for k in here)
+        return Cohort(tuple(cohort.ids[k] for k in here), weights)
+
+    def _pool(self, grid: Grid, timeout: float, usable: list[int]) -> Pool:
+        directory, within = self.directory, set(usable)
+        self._memo.pop("sizes", None)  # of others, if nodes came or went
+        return Pool(
+            directory.count,
+            lambda k: directory.size(grid, k, timeout) if k in within else 1,
+            lambda k: None,
+            self.last,
+            ids=None if len(usable) == directory.count else np.array(usable, dtype=np.int64),
+            memo=self._memo,
         )
 
     def messages(
         self, clients: Sequence[int], arrays: ArrayRecord, config: ConfigRecord, kind: str
     ) -> list[Message]:
         """One message to each client, all with the same content."""
-        told = ConfigRecord({**config, "server-round": self.t + 1})
-        content = RecordDict({self.keys.arrays: arrays, self.keys.config: told})
+        config = ConfigRecord({**config, "server-round": self.t + 1})
+        content = RecordDict({self.keys.arrays: arrays, self.keys.config: config})
         return [Message(content, self.directory.online[k], kind) for k in clients]
 
     def train(self, grid: Grid, config: ConfigRecord, timeout: float, retries: int) -> Trained:
@@ -178,11 +202,11 @@ class Session:
         reasons: list[str] = []
         failed: dict[int, dict[str, Any]] = {}
         for attempt in range(retries + 1):
-            if reason := self.chooser.wait(grid, timeout):
+            if reason := self.wait(grid, timeout):
                 trained = Trained(Record("skipped", reason))
                 break
-            cohort = self.draw(grid, timeout, attempt, failed)
-            tell(
+            cohort = self.choose(grid, timeout, attempt, failed)
+            log.info(
                 "Round %d: asked %d of %d nodes",
                 self.t + 1,
                 len(cohort.ids),
@@ -194,7 +218,7 @@ class Session:
             trained = self.aggregate(cohort, replies, timeout)
             if trained.record.stepped or attempt == retries:
                 break
-            note("Round %d is tried again: %s", self.t + 1, trained.record.reason)
+            log.warn("Round %d is tried again: %s", self.t + 1, trained.record.reason)
             reasons.append(trained.record.reason or "")
             failed |= {c["id"]: c for c in trained.record.clients if "rejected" in c}
         else:
@@ -210,52 +234,30 @@ class Session:
         self, cohort: Cohort, replies: Iterator[Message | None], waited: float
     ) -> Trained:
         """One step by the replies, which come in the cohort's order."""
+        said: dict[int, Reply] = {}
+        updates = self._updates(cohort, replies, waited, said)
+        norms = partial(self._reported, said) if self.report == "norms" else None
+        population = self.directory.population
         try:
-            return self._aggregate(cohort, replies, waited)
+            record, alarm = self.step(cohort.ids, updates, population=population, norms=norms)
         except Outweighed as error:  # nothing was changed
             entry = {"id": error.client, "weight": 0.0, "loss": None, "sq_norm": None}
             return Trained(Record("skipped", str(error), [{**entry, "rejected": str(error)}]))
-
-    def _aggregate(
-        self, cohort: Cohort, replies: Iterator[Message | None], waited: float
-    ) -> Trained:
-        said: dict[int, Reply] = {}
-        updates = self._updates(cohort, replies, waited, said)
-        if self.report == "norms":
-            from fedglad.server.from_sums import Collector
-
-            collector = Collector(self.server)
-            for update in updates:
-                collector.take(update, self._reported(said, update))
-                del update
-            record = self.server.step_sums(
-                collector.sums(), population=self.directory.population, clients=collector.entries
-            )
-        else:
-            record = self.server.step(updates, population=self.directory.population)
-        if self.updates:
-            stepped = record.clients if record.stepped else []
-            accepted = [client["id"] for client in stepped if "rejected" not in client]
-            self.updates.settle(self.t, cohort.ids, accepted)
-        self.chooser.observe(record)
-        flag, self._alarm_state = self.alarm.judge(
-            record.gsi_all if record.stepped else None, self._alarm_state
-        )
         for client in record.clients:
             if "rejected" in client:
                 name = self.directory.name(client["id"])
-                note("Round %d: client %s left out: %s", self.t + 1, name, client["rejected"])
-        return Trained(record, said, alarm=flag)
+                log.warn("Round %d: client %s left out: %s", self.t + 1, name, client["rejected"])
+        return Trained(record, said, alarm=alarm)
 
-    def played(
+    def line(
         self,
         trained: Trained,
-        told: Mapping[str, MetricRecord | None],
+        metrics: Mapping[str, MetricRecord | None],
         seconds: dict[str, float],
     ) -> dict[str, Any]:
         """A line of rounds.jsonl: the simulator's fields, and what only Flower has."""
-        tested = [plain(told.get(part)) for part in ("server", "evaluate")]  # ours counts first
-        played = Round(
+        tested = [plain(metrics.get(part)) for part in ("server", "evaluate")]  # ours counts first
+        line = Round(
             self.t,
             (),
             trained.record,
@@ -266,17 +268,14 @@ class Session:
         ).to_dict()
         again = {entry["id"] for entry in trained.record.clients}
         failed = [c for c in trained.failed if c["id"] not in again]
-        played["clients"] = self.named([*failed, *trained.record.clients])
-        played["attempts"] = 1 + len(trained.reasons)
+        entries = [*failed, *trained.record.clients]
+        line["clients"] = [{**e, "id": self.directory.name(e["id"])} for e in entries]
+        line["attempts"] = 1 + len(trained.reasons)
         if trained.reasons:
-            played["retried"] = trained.reasons
-        known = {part: metrics for part, metrics in told.items() if metrics is not None}
-        played["metrics"] = {part: plain(metrics) for part, metrics in known.items()}
-        return played
-
-    def named(self, entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Lines of a record with the clients' names in place of their numbers."""
-        return [{**entry, "id": self.directory.name(entry["id"])} for entry in entries]
+            line["retried"] = trained.reasons
+        known = {part: found for part, found in metrics.items() if found is not None}
+        line["metrics"] = {part: plain(found) for part, found in known.items()}
+        return line
 
     def evaluators(self, fraction: float, least: int) -> list[int]:
         """Who tests the model: a share of the connected, at least so many, drawn by the round."""
@@ -295,7 +294,7 @@ class Session:
                 found[client] = weight_of(reply, self.keys.weight), reply.content
             except Unusable as reason:
                 name = self.directory.name(client)
-                note("Round %d: client %s did not evaluate: %s", self.t + 1, name, reason)
+                log.warn("Round %d: client %s did not evaluate: %s", self.t + 1, name, reason)
         weights = [weight for weight, _ in found.values()]
         most = UNUSUAL * statistics.median_high(weights) if len(found) > 2 else math.inf
         return [content for weight, content in found.values() if weight <= most]
@@ -324,26 +323,8 @@ class Session:
                 update = failed(client, reason)
             del message
             yield update
-            self._keep(update)
             del update
         self._compare(weights)
-
-    def _keep(self, update: Update | Failure) -> None:
-        """Notes an update, for a sampler that will ask for the last of each client."""
-        if self.updates is None or isinstance(update, Failure) or update.model is None:
-            return
-        layout = self.server.layout
-        try:
-            trained = layout.pack({name: as_tensor(update.model[name]) for name in layout.names})
-        except (KeyError, ValueError, TypeError, RuntimeError):
-            return  # of another form: the server has rejected it
-        delta = self.server.packed[0] - trained
-        self.updates.propose(cast(int, update.client), self.t, {"update": delta})
-
-    def _last(self, client: int) -> Tensor | None:
-        """The client's last accepted update."""
-        assert self.updates
-        return self.updates.read(client, self.updates.version(client)).get("update")
 
     def _unusual(self, weight: float, usual: float | None) -> str | None:
         """Why a weight cannot be meant. Once a round has stepped, the server's guard knows."""
@@ -388,8 +369,3 @@ def _tensor_like(value: np.ndarray, own: Tensor) -> Tensor:
     if found.shape != own.shape:
         raise ValueError(f"arrays have shape {tuple(found.shape)} where {tuple(own.shape)} was")
     return found
-
-
-def clock() -> float:
-    """Seconds, for differences."""
-    return time.perf_counter()

@@ -1,10 +1,11 @@
 """FedGLAD for Flower's Message API: our Server behind Flower's Strategy."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from os import PathLike
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -15,13 +16,13 @@ from fedglad.adapters import Adapter, Glad
 from fedglad.core import malloc
 from fedglad.core.validate import Guard
 from fedglad.filters import Filter
+from fedglad.flower import log
 from fedglad.flower.folder import Folder
 from fedglad.flower.nodes import Directory, Kind
 from fedglad.flower.replies import mean_metrics, rounds_of
-from fedglad.flower.rounds import exchange
-from fedglad.flower.session import Keys, Session, Trained, clock
+from fedglad.flower.session import Keys, Session, Trained
 from fedglad.flower.settings import Share
-from fedglad.flower.told import note, tell
+from fedglad.flower.transport import exchange, in_order
 from fedglad.optimizers import SGD, Optimizer
 from fedglad.samplers.base import Cohort, Sampler
 from fedglad.server.compatibility import refuse
@@ -121,7 +122,7 @@ class FedGLAD(Strategy):
         self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or mean_metrics
         for name in ("train", "evaluate"):
             if not getattr(self, f"fraction_{name}"):
-                note("fraction_%s is 0: no node will %s", name, name)
+                log.warn("fraction_%s is 0: no node will %s", name, name)
         self.optimizer = optimizer or SGD()
         self.adapter, self.filter, self.weighting = adapter, filter, weighting
         self.buffers = None if buffers is None else tuple(buffers)
@@ -142,11 +143,11 @@ class FedGLAD(Strategy):
 
     def summary(self) -> None:
         """Logs the settings."""
-        tell("\t├── Optimizer: %s", self.optimizer)
-        tell("\t├── Adapter: %s", self.adapter)
-        tell("\t├── Filter: %s | weighting: %s", self.filter, self.weighting)
-        tell("\t├── Sampler: %s", self.sampler)
-        tell("\t└── Run folder: %s", self.checkpoint_dir)
+        log.info("\t├── Optimizer: %s", self.optimizer)
+        log.info("\t├── Adapter: %s", self.adapter)
+        log.info("\t├── Filter: %s | weighting: %s", self.filter, self.weighting)
+        log.info("\t├── Sampler: %s", self.sampler)
+        log.info("\t└── Run folder: %s", self.checkpoint_dir)
 
     def start(
         self,
@@ -160,7 +161,7 @@ class FedGLAD(Strategy):
     ) -> Result:
         """Runs the rounds that are left, and returns the result of all."""
         timeout = math.inf if timeout is None else timeout  # pyright: ignore  - as Flower's
-        tell("Starting %s strategy, %d rounds:", type(self).__name__, num_rounds)
+        log.info("Starting %s strategy, %d rounds:", type(self).__name__, num_rounds)
         self.summary()
         malloc.give_back()  # glibc keeps 5 MB for each of Flower's threads: a sixth of the peak
         session = self.session = self._begin(initial_arrays, num_rounds, self.checkpoint_dir)
@@ -171,19 +172,19 @@ class FedGLAD(Strategy):
             if first is not None:
                 result.evaluate_metrics_serverapp[0] = first
             for t in range(session.t, num_rounds):
-                tell("[ROUND %d/%d]", t + 1, num_rounds)
-                begin = clock()
+                log.info("[ROUND %d/%d]", t + 1, num_rounds)
+                begin = perf_counter()
                 trained = self._train(session, grid, train_config or ConfigRecord(), timeout)
-                told = {"initial": first} if t == 0 else {}
-                told["train"] = self._averaged(trained.contents, "train")
-                middle = clock()
+                metrics = {"initial": first} if t == 0 else {}
+                metrics["train"] = self._averaged(trained.contents, "train")
+                middle = perf_counter()
                 if self.fraction_evaluate:
                     config = evaluate_config or ConfigRecord()
-                    told["evaluate"] = self._evaluate(session, grid, config, timeout)
+                    metrics["evaluate"] = self._evaluate(session, grid, config, timeout)
                 if evaluate_fn:
-                    told["server"] = evaluate_fn(t + 1, session.arrays())
-                seconds = {"train": middle - begin, "test": clock() - middle}
-                self._note(session, trained, told, seconds)
+                    metrics["server"] = evaluate_fn(t + 1, session.arrays())
+                seconds = {"train": middle - begin, "test": perf_counter() - middle}
+                self._note(session, trained, metrics, seconds)
                 folder.write(self.records[-1], session)
             self._conclude(session, num_rounds)
             if num_rounds:
@@ -201,11 +202,11 @@ class FedGLAD(Strategy):
         if not self.fraction_train:
             return []
         session = self._session(arrays, server_round)
-        patience = self.round_timeout or 3600.0
-        if reason := session.chooser.wait(grid, patience):
-            note("Round %d: %s", server_round, reason)
+        timeout = self.round_timeout or 3600.0
+        if reason := session.wait(grid, timeout):
+            log.warn("Round %d: %s", server_round, reason)
             return []
-        cohort = session.draw(grid, patience)
+        cohort = session.choose(grid, timeout)
         messages = session.messages(cohort.ids, arrays, config, MessageType.TRAIN)
         self._asked["train"] = cohort, messages
         return messages
@@ -280,7 +281,7 @@ class FedGLAD(Strategy):
             ),
             least=self.min_available_nodes,
             report=self.report,
-            memories=Path(folder) / "memories" / "updates" if folder else None,
+            memories=Path(folder) / "memories" if folder else None,
         )
 
     def _session(
@@ -289,7 +290,9 @@ class FedGLAD(Strategy):
         """The session of a loop that is not ours; its model may have been changed by others."""
         if self.session is None or (take_over and server_round == 1):
             if self.checkpoint_dir is not None:
-                note("checkpoint_dir is not used: only FedGLAD.start writes and goes on from it")
+                log.warn(
+                    "checkpoint_dir is not used: only FedGLAD.start writes and goes on from it"
+                )
             self.session, self.records = self._begin(arrays, None), []
         elif take_over and arrays is not self._given:
             self.session.take_over(arrays)
@@ -298,7 +301,7 @@ class FedGLAD(Strategy):
 
     def _train(self, session: Session, grid: Grid, config: ConfigRecord, timeout: float) -> Trained:
         if not self.fraction_train:
-            session.chooser.wait(grid, self.round_timeout or timeout)
+            session.wait(grid, self.round_timeout or timeout)
             return session.untrained()
         return session.train(grid, config, self.round_timeout or timeout, self.retries)
 
@@ -318,31 +321,31 @@ class FedGLAD(Strategy):
         try:
             return getattr(self, name)(contents, self.weighted_by_key) if contents else None
         except Exception as error:
-            note("%s failed, the round has no such metrics: %r", name, error)
+            log.warn("%s failed, the round has no such metrics: %r", name, error)
             return None
 
     def _note(
         self,
         session: Session,
         trained: Trained,
-        told: dict[str, MetricRecord | None],
+        metrics: dict[str, MetricRecord | None],
         seconds: dict[str, float],
     ) -> None:
         """Adds the round to the records and moves on."""
-        self.records.append(session.played(trained, told, seconds))
+        self.records.append(session.line(trained, metrics, seconds))
         session.t += 1
         record, accuracy = trained.record, self.records[-1]["test_accuracy"]
         said = [record.status if record.gsi_all is None else f"GSI {record.gsi_all:.3f}"]
         said += [] if accuracy is None else [f"accuracy {100 * accuracy:.2f} %"]
         said += [text for text in (record.reason, trained.alarm) if text]
-        tell("\t└──> %s", ", ".join(said))
+        log.info("\t└──> %s", ", ".join(said))
 
     def _conclude(self, session: Session, rounds: int) -> None:
         """What must not go unsaid at the end."""
         skipped = [r for r in self.records if r["status"] == "skipped"]
         rejected = sum("rejected" in c for r in self.records for c in r["clients"])
         flagged = [r["round"] + 1 for r in self.records if r["alarm"]]
-        tell(
+        log.info(
             "%d of %d rounds trained; %d updates were left out; alarms in rounds %s",
             len(self.records) - len(skipped),
             rounds,
@@ -350,7 +353,9 @@ class FedGLAD(Strategy):
             flagged or "none",
         )
         if skipped:
-            note("%d of %d rounds were skipped: %s", len(skipped), rounds, skipped[-1]["reason"])
+            log.warn(
+                "%d of %d rounds were skipped: %s", len(skipped), rounds, skipped[-1]["reason"]
+            )
         if self.fraction_train and rounds and len(skipped) == len(self.records):
             raise NothingTrained(
                 f"none of {len(skipped)} rounds could be trained, the model is the initial one; "
@@ -367,12 +372,3 @@ class FedGLAD(Strategy):
         result.evaluate_metrics_serverapp.update(rounds_of(self.records, "initial", first=0))
         result.evaluate_metrics_serverapp.update(rounds_of(self.records, "server"))
         return result
-
-
-def in_order(messages: list[Message], replies: Iterable[Message]) -> Iterator[Message | None]:
-    """The replies in the order of the messages; one of a node that failed tells no sender."""
-    found = {reply.metadata.reply_to_message_id: reply for reply in replies}
-    by_node = {reply.metadata.src_node_id: reply for reply in found.values()}
-    for message in messages:
-        own = found.get(message.metadata.message_id)
-        yield own or by_node.get(message.metadata.dst_node_id)

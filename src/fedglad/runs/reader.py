@@ -201,8 +201,9 @@ class Run:
         if counts := _inside(self.folder / "labels.json", "counts"):
             return len(counts)
         paths = sorted((self.folder / "checkpoints").glob("*.json"), reverse=True)
-        names = (_inside(path, "sampler", "nodes", "names") for path in paths)
-        return next((len(found) for found in names if found), None)
+        parts = ("transport", "sampler")  # the second in checkpoints of the first edition
+        names = (_inside(path, part, "nodes", "names") for path in paths for part in parts)
+        return next((len(known) for known in names if known), None)
 
     def sizes(self) -> dict[str, int] | None:
         """Each parameter tensor's number of elements, by the newest checkpoint with a header."""

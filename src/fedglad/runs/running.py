@@ -59,7 +59,6 @@ def execute(
                 _write_config(run, config)
                 _write_labels(run, simulation)
                 restore(run, simulation)
-                simulation.recall(run.rounds())
                 _play(run, config, simulation, on_round or (lambda _: None), asked_to_stop)
             except OSError as error:
                 raise RunError(

@@ -167,17 +167,15 @@ def _tree(updates: Tensor) -> np.ndarray:
     """Ward's tree of the rows."""
     import torch
 
+    from fedglad.core.threads import threads
+
     if len(updates) == 1:
         return np.empty((0, 4))
     gram = torch.zeros(len(updates), len(updates), dtype=torch.float64)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a product's bits may depend on them, and a cohort on the bits
-    try:
+    with threads(1):  # a product's bits may depend on them, and a cohort on the bits
         for part in updates.split(COLUMNS, dim=1):
             exact = part.double()
             gram += exact @ exact.T
-    finally:
-        torch.set_num_threads(threads)
     own = gram.diag()
     apart = (own[:, None] + own - 2 * gram).clamp_(min=0).sqrt_().numpy()
     return _scipy().linkage(apart[np.triu_indices(len(apart), 1)], "ward")

@@ -1,7 +1,7 @@
 """Messages out, replies in: one by one, in the order in which they were asked for."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -46,11 +46,20 @@ def _pull(grid: Grid, places: list[str | None], deadline: float) -> Iterator[Mes
 def wait_for(grid: Grid, wanted: int, patience: float | None) -> Iterator[int]:
     """How many nodes are connected, whenever that is news, until they are enough or it is late."""
     deadline = None if patience is None else time.monotonic() + patience
-    told = -1
+    before = -1
     while True:
-        if (count := len(list(grid.get_node_ids()))) != told:
+        if (count := len(list(grid.get_node_ids()))) != before:
             yield count
-        told = count
+        before = count
         if count >= wanted or (deadline is not None and time.monotonic() >= deadline):
             return
         time.sleep(1.0)
+
+
+def in_order(messages: list[Message], replies: Iterable[Message]) -> Iterator[Message | None]:
+    """The replies in the order of the messages; one of a node that failed names no sender."""
+    by_id = {reply.metadata.reply_to_message_id: reply for reply in replies}
+    by_node = {reply.metadata.src_node_id: reply for reply in by_id.values()}
+    for message in messages:
+        reply = by_id.get(message.metadata.message_id)
+        yield reply or by_node.get(message.metadata.dst_node_id)

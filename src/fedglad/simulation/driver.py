@@ -1,0 +1,171 @@
+"""What every federation does in a round, whoever carries the models to the clients and back."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from torch import Tensor
+
+from fedglad.clients.method import Plain
+from fedglad.core.layout import as_tensor
+from fedglad.core.memory import Memories
+from fedglad.records import Bundle, Failure, Record, Several, Update
+from fedglad.rng import stream
+from fedglad.samplers.base import Ask, Cohort, Pool, Sampler, State
+from fedglad.server import Collector
+from fedglad.server.server import Server
+from fedglad.trust import Alarm
+
+Arrival = Update | Failure | Several | Bundle
+"""What comes back of one client, or of several at once; valid until the next is asked for."""
+
+Norms = Callable[[Update | Failure], list[float] | None]
+"""The squared norms that a client reports with its update, one a tensor."""
+
+
+class Driver:
+    """A run in progress: the server, and the states of sampler, alarm and clients.
+
+    A subclass adds the transport. It asks for a cohort with `draw`, gives the cohort's updates to
+    `step`, and counts `t` up when the round is over. What it must save of itself it puts into
+    `transport_state`.
+
+    | attribute | meaning |
+    |---|---|
+    | `t` | rounds that are done |
+    | `memories` | what clients remember, for a client method that has them |
+    | `updates` | each client's last accepted update, for a sampler that keeps them |
+    | `arithmetic` | which order of the model's sums gives the run's bits; 1: always the same |
+    """
+
+    arithmetic = 1
+
+    def __init__(
+        self,
+        server: Server,
+        sampler: Sampler,
+        seed: int,
+        *,
+        client: Plain | None = None,
+        memories: Path | None = None,
+    ) -> None:
+        """`memories` is the folder for what is kept of clients, by default a temporary one."""
+        self.server, self.sampler, self.seed = server, sampler, seed
+        self.client = client or Plain()
+        self.memories = Memories(memories) if self.client.remembers else None
+        self.updates = None
+        if sampler.keeps_updates:
+            self.updates = Memories(memories and memories / "updates")
+        self.stores = [store for store in (self.memories, self.updates) if store]
+        self.t = 0
+        self.alarm = Alarm()
+        self.sampler_state: State = {}
+        self.alarm_state: State = {}
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint saves beside the server's state and the stores, as JSON types."""
+        return {
+            **({"arithmetic": self.arithmetic} if self.arithmetic != 1 else {}),
+            "round": self.t,
+            "sampler": self.sampler_state,
+            "alarm": self.alarm_state,
+            "transport": self.transport_state(),
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Goes back to a state; the server and the stores are restored by whoever read it."""
+        self.t = saved["round"]
+        self.sampler_state, self.alarm_state = dict(saved["sampler"]), dict(saved["alarm"])
+        self.restore_transport(saved["transport"])
+
+    def transport_state(self) -> dict[str, Any]:
+        """What a transport must know again, as JSON types."""
+        return {}
+
+    def restore_transport(self, saved: Mapping[str, Any]) -> None:
+        """Takes over what `transport_state` gave."""
+
+    def draw(self, pool: Pool, ask: Ask, attempt: int = 0) -> Cohort:
+        """The cohort of round t; another one for every attempt."""
+        seed = self.sampler.seed
+        seed = seed if isinstance(seed, int) else self.seed if seed == "run" else 0
+        rng = stream(seed, "cohort", self.t, *([attempt] if attempt else []))
+        return self.sampler.sample(rng, self.t, self.sampler_state, pool, ask)
+
+    def step(
+        self,
+        cohort: tuple[int, ...],
+        updates: Iterable[Arrival],
+        *,
+        population: int,
+        norms: Norms | None = None,
+    ) -> tuple[Record, str | None]:
+        """Round t by the cohort's updates: what the server has done, and the alarm's flag.
+
+        With `norms` the server sees only sums, of updates and of the norms that clients report.
+        If the updates' iterator raises, nothing has changed.
+        """
+        updates = self._kept(updates) if self.updates else updates
+        if norms is None:
+            record = self.server.step(updates, population=population)
+        else:
+            collector = Collector(self.server)
+            for update in cast(Iterable[Update | Failure], updates):
+                collector.take(update, norms(update))
+                del update  # before the next comes in
+            record = self.server.step_sums(
+                collector.sums(), population=population, clients=collector.entries
+            )
+        self._settle(cohort, record)
+        self.sampler_state = self.sampler.observe(self.sampler_state, record)
+        return record, self.judge(record.gsi_all if record.stepped else None)
+
+    def judge(self, gsi: float | None) -> str | None:
+        """The alarm's flag of a round, None for a usual one or one that was skipped."""
+        flag, self.alarm_state = self.alarm.judge(gsi, self.alarm_state)
+        return flag
+
+    def last(self, client: int) -> Tensor | None:
+        """The client's last accepted update, for a sampler that keeps them."""
+        assert self.updates
+        return self.updates.read(client, self.updates.version(client)).get("update")
+
+    def close(self) -> None:
+        """Removes what was kept for this run alone."""
+        for store in self.stores:
+            store.close()
+
+    def _kept(self, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
+        """The updates, each noted for a sampler that will ask for the last of a client."""
+        assert self.updates
+        for arrival in arrivals:
+            several = arrival.updates() if isinstance(arrival, Bundle) else arrival
+            for update in several if isinstance(several, list) else [several]:
+                if isinstance(update, Update) and (delta := self._packed(update)) is not None:
+                    self.updates.propose(cast(int, update.client), self.t, {"update": delta})
+            update = several = None  # memory is let go before the next comes in
+            yield arrival
+            del arrival
+
+    def _packed(self, update: Update) -> Tensor | None:
+        """θ − θ_k as one vector; None for an update of another form, which the server rejects."""
+        if isinstance(update.delta, Tensor):
+            return update.delta
+        layout, arrays = self.server.layout, update.delta or update.model or {}
+        try:
+            vector = layout.pack({name: as_tensor(arrays[name]) for name in layout.names})
+        except (KeyError, ValueError, TypeError, RuntimeError):
+            return None
+        return self.server.packed[0] - vector if update.delta is None else vector
+
+    def _settle(self, cohort: tuple[int, ...], record: Record) -> None:
+        """What a client would remember counts only if its update was accepted."""
+        stepped = record.clients if record.stepped else []
+        accepted = [client["id"] for client in stepped if "rejected" not in client]
+        if self.memories and self.client.settles:
+            for client in accepted:
+                proposed = self.memories.proposed(client, self.t)
+                whole = self.client.settle(proposed, self.server.sent)
+                self.memories.propose(client, self.t, whole)
+        for store in self.stores:
+            store.settle(self.t, cohort, accepted)
