@@ -91,7 +91,7 @@ def _misfit(model: nn.Module, x: Tensor, classes: int) -> str:
     import torch
     from torch import Tensor
 
-    from fedglad.simulation.engines.base import threads
+    from fedglad.core.threads import threads
 
     twin = copy.deepcopy(model).eval()
     device = next((p.device for p in twin.parameters()), x.device)

@@ -3,18 +3,14 @@
 Knows nothing of Flower: a model goes in and is trained in place.
 """
 
-from collections.abc import Generator
-from contextlib import contextmanager
-
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedglad.clients.method import Loss, Plain
 from fedglad.clients.workbench import Workbench
-
-CHUNK = 1000  # samples evaluated at a time, as in the simulator's engines
+from fedglad.core.threads import threads
+from fedglad.simulation.engines.base import CHUNK, measure
 
 
 def fit(
@@ -39,34 +35,17 @@ def fit(
     bench = Workbench(model, loss)
     theta = bench.w.clone()
     buffers = {name: value.clone() for name, value in model.named_buffers()}
-    with _one_thread():
+    with threads(1):  # with more, the bits would depend on how many cores a machine has
         return bench.train(client, theta, buffers, x, y, rng).loss
 
 
-@torch.no_grad()
 def score(
     model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss = cross_entropy
 ) -> tuple[float, float]:
     """The mean loss and the accuracy of a model on samples."""
     if not len(y):
         raise ValueError("there are no samples to evaluate on")
-    model.eval()
-    losses: list[float] = []
-    hits = 0
-    with _one_thread():
-        for inputs, targets in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
-            scores = model(inputs)
-            losses.append(float(loss(scores, targets)) * len(targets))
-            hits += int((scores.argmax(dim=1) == targets).sum())
-    return sum(losses) / len(y), hits / len(y)
-
-
-@contextmanager
-def _one_thread() -> Generator[None]:
-    """With more, the bits would depend on how many cores a machine has."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    with threads(1):
+        chunks = zip(x.split(CHUNK), y.split(CHUNK), strict=True)
+        sums = [measure(model, loss, *chunk) for chunk in chunks]
+    return sum(total for total, _ in sums) / len(y), sum(hits for _, hits in sums) / len(y)

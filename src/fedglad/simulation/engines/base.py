@@ -3,8 +3,7 @@
 import logging
 import math
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -64,7 +63,7 @@ class Call:
 
 
 Group = Several | Bundle
-"""What consecutive clients of a cohort brought; it is valid until the next group is asked for."""
+"""Results of consecutive clients of a cohort; valid until the next group is asked for."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +132,11 @@ class Worker:
             result.extra = None if result.extra is None else result.extra.cpu()
         return result
 
-    def recall(self, client: int, version: int) -> Memory:
+    def recall(self, client: int, version: int | None = None) -> Memory:
         """What the client remembers; if the disk fails, it is no client's fault: OSError."""
-        return self.job.memories.read(client, version) if self.job.memories else {}
+        if (memories := self.job.memories) is None:
+            return {}
+        return memories.read(client, memories.version(client) if version is None else version)
 
     def remember(self, call: Call, client: int, result: Result) -> None:
         """Keeps what the client would remember; OSError as above."""
@@ -145,50 +146,53 @@ class Worker:
     def call(self, t: int, packed: Packed, sent: Memory) -> Call:
         """What the clients of a round are sent, on the device."""
         device, zeros = self.device, self.bench.zeros
-        heard = {name: sent.get(name, zeros) for name in self.job.client.hears}
-        return Call(t, packed[0].to(device), _on(packed[1], device), _on(heard, device))
+        sent = {name: sent.get(name, zeros) for name in self.job.client.hears}
+        return Call(t, packed[0].to(device), _on(packed[1], device), _on(sent, device))
 
     @staticmethod
     def chunks(test_size: int) -> int:
         return -(-test_size // CHUNK)
 
-    @torch.no_grad()
     def evaluate(
         self, theta: Tensor, buffers: Mapping[str, Tensor], chunk: int
     ) -> tuple[float, int]:
         """Sum of losses and number of hits on one chunk of the test set."""
         self.bench.load(theta, buffers)
-        model = self.bench.model.eval()
-        part = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
-        x, y = self.test[0][part].to(self.device), self.test[1][part].to(self.device)
-        scores = model(self.prepare(x, False))
-        return float(self.job.loss(scores, y)) * len(y), int((scores.argmax(dim=1) == y).sum())
+        return self._measure(*self.test, chunk * CHUNK)
 
-    @torch.no_grad()
     def loss(self, theta: Tensor, buffers: Mapping[str, Tensor], client: int) -> float:
         """The mean loss on a client's own samples; NaN if they cannot be had."""
         try:
             x, y = self.job.data.client(client)
             self.bench.load(theta, buffers)
-            model, total = self.bench.model.eval(), 0.0
-            for k in range(0, len(y), CHUNK):
-                part = x[k : k + CHUNK].to(self.device), y[k : k + CHUNK].to(self.device)
-                total += float(self.job.loss(model(self.prepare(part[0], False)), part[1])) * len(
-                    part[1]
-                )
+            total = 0.0
+            for start in range(0, len(y), CHUNK):
+                total += self._measure(x, y, start)[0]
             return total / len(y)
         except Exception as error:
             logger.warning("client %s could not tell its loss: %s", client, error)
             return math.nan
+
+    def _measure(self, x: Tensor, y: Tensor, start: int) -> tuple[float, int]:
+        part = slice(start, start + CHUNK)
+        x, y = x[part].to(self.device), y[part].to(self.device)
+        return measure(self.bench.model, self.job.loss, self.prepare(x, False), y)
 
     @staticmethod
     def summary(sums: Sequence[tuple[float, int]], n: int) -> Evaluation:
         return Evaluation(sum(s for s, _ in sums) / n, sum(hits for _, hits in sums) / n)
 
 
+@torch.no_grad()
+def measure(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> tuple[float, int]:
+    """A model's sum of losses and number of hits on samples."""
+    scores = model.eval()(x)
+    return float(loss(scores, y)) * len(y), int((scores.argmax(dim=1) == y).sum())
+
+
 @dataclass(slots=True)
-class Brought:
-    """What a client brings beside its row of the deltas."""
+class Report:
+    """What a client has after its round beside its row of the deltas."""
 
     steps: int
     loss: float
@@ -197,33 +201,33 @@ class Brought:
 
 
 def as_group(
-    job: Job, clients: Sequence[int], deltas: Tensor, found: Sequence[Brought | Failure]
+    job: Job, clients: Sequence[int], deltas: Tensor, reports: Sequence[Report | Failure]
 ) -> Group:
     """The clients' results as the server takes them."""
-    plain = [f for f in found if isinstance(f, Brought) and not f.buffers and f.extra is None]
-    if len(plain) == len(found):
+    plain = [r for r in reports if isinstance(r, Report) and not r.buffers and r.extra is None]
+    if len(plain) == len(reports):
         return Bundle(
-            deltas=deltas[: len(found)],
+            deltas=deltas[: len(plain)],
             weights=[job.data.size(client) for client in clients],
             clients=list(clients),
-            steps=[brought.steps for brought in plain],
-            losses=[brought.loss for brought in plain],
+            steps=[report.steps for report in plain],
+            losses=[report.loss for report in plain],
         )
-    pairs = zip(clients, deltas[: len(clients)], found, strict=True)
-    return Several(_update(job, client, delta, brought) for client, delta, brought in pairs)
+    rows = zip(clients, deltas[: len(clients)], reports, strict=True)
+    return Several(_update(job, *row) for row in rows)
 
 
-def _update(job: Job, client: int, delta: Tensor, brought: Brought | Failure) -> Update | Failure:
-    if isinstance(brought, Failure):
-        return brought
+def _update(job: Job, client: int, delta: Tensor, report: Report | Failure) -> Update | Failure:
+    if isinstance(report, Failure):
+        return report
     return Update(
         delta,
         weight=job.data.size(client),
         client=client,
-        steps=brought.steps,
-        loss=brought.loss,
-        extra=brought.extra,
-        buffers=brought.buffers or None,
+        steps=report.steps,
+        loss=report.loss,
+        extra=report.extra,
+        buffers=report.buffers or None,
     )
 
 
@@ -249,14 +253,3 @@ def _count(device: torch.device) -> int:
 
 def _on(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     return {name: value.to(device) for name, value in tensors.items()}
-
-
-@contextmanager
-def threads(count: int) -> Generator[None]:
-    """Work that must not depend on the number of threads there happen to be."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

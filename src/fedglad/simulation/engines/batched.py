@@ -25,17 +25,16 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 from fedglad.clients.local_optimizers import move, slot_names
 from fedglad.clients.method import Memory
 from fedglad.clients.workbench import seed_torch
+from fedglad.core.threads import threads
 from fedglad.records import Failure
 from fedglad.rng import stream
 from fedglad.simulation.engines.base import (
-    Brought,
     Call,
-    Evaluation,
     Group,
     Packed,
+    Report,
     Worker,
     as_group,
-    threads,
 )
 from fedglad.simulation.engines.samples import Batches, Member, Samples, fetch, size
 from fedglad.simulation.engines.serial import SerialEngine
@@ -43,11 +42,11 @@ from fedglad.simulation.engines.serial import SerialEngine
 GROUP_ELEMENTS = 1 << 22  # parameters, or inputs, of all clients that are trained together
 
 
-class BatchedEngine:
-    """Trains a group of clients as the rows of matrices."""
+class BatchedEngine(SerialEngine):
+    """Trains a group of clients as the rows of matrices; all else is as in the serial engine."""
 
     def __init__(self, worker: Worker, count: int) -> None:
-        self.worker = worker
+        super().__init__(worker)
         self.job = worker.job
         self.bench = worker.bench
         self.threads = count
@@ -77,20 +76,11 @@ class BatchedEngine:
         client, data = self.job.client, self.job.data
         return max(map(data.size, range(data.clients))) if client.whole else client.batch_size
 
-    def evaluate(self, packed: Packed) -> Evaluation:
-        return SerialEngine(self.worker).evaluate(packed)
-
-    def losses(self, clients: Sequence[int], packed: Packed) -> list[float]:
-        return SerialEngine(self.worker).losses(clients, packed)
-
-    def close(self) -> None:
-        pass
-
     def _group(self, call: Call, clients: Sequence[int]) -> Group:
         self.bench.load(call.theta, call.buffers)
         self.bench.model.train()
         deltas = self._matrix("deltas", len(clients))
-        found: dict[int, Brought | Failure] = {}
+        found: dict[int, Report | Failure] = {}
         members: list[Member] = []
         samples = fetch(self.job.data, clients)
         for place, (client, data) in enumerate(zip(clients, samples, strict=True)):
@@ -123,7 +113,7 @@ class BatchedEngine:
 
     def _try(
         self, call: Call, members: list[Member], deltas: Tensor
-    ) -> dict[int, Brought | Failure]:
+    ) -> dict[int, Report | Failure]:
         """Trains them together; if that fails, one by one, so that each fails for itself."""
         try:
             return self._train(call, members, deltas)
@@ -132,14 +122,14 @@ class BatchedEngine:
         except Exception as error:
             if len(members) == 1:
                 return {members[0].place: _failure(members[0].client, error)}
-            found: dict[int, Brought | Failure] = {}
+            found: dict[int, Report | Failure] = {}
             for member in members:
                 found |= self._try(call, [member], deltas)
             return found
 
     def _train(
         self, call: Call, members: list[Member], deltas: Tensor
-    ) -> dict[int, Brought | Failure]:
+    ) -> dict[int, Report | Failure]:
         client, bench, theta, k = self.job.client, self.bench, call.theta, len(members)
         totals = [len(member.batches) for member in members]
         batches = Batches(members, self.worker.device)
@@ -178,19 +168,19 @@ class BatchedEngine:
             for span in bench.frozen:
                 w[now, span] = theta[span]
         delta = torch.sub(theta, w, out=w)
-        found: dict[int, Brought | Failure] = {}
+        found: dict[int, Report | Failure] = {}
         for total, rows in _runs(totals):
             kept, extra = client.finish(delta[rows], total, _rows(memory, rows), call.sent)
             self._remember(call.t, members[rows], kept)
             extra = None if extra is None else extra.expand_as(delta[rows]).clone()
             pairs = zip(members[rows], (losses[rows] / total).tolist(), strict=True)
-            found |= {member.place: Brought(total, loss) for member, loss in pairs}
+            found |= {member.place: Report(total, loss) for member, loss in pairs}
             for row, member in enumerate(
                 members[rows] if bench.buffers or extra is not None else []
             ):
-                brought = cast(Brought, found[member.place])
-                brought.buffers = {n: buffers[n][rows][row].cpu() for n in bench.buffers}
-                brought.extra = None if extra is None else extra[row].cpu()
+                report = cast(Report, found[member.place])
+                report.buffers = {n: buffers[n][rows][row].cpu() for n in bench.buffers}
+                report.extra = None if extra is None else extra[row].cpu()
         places = [member.place for member in members]  # only now: `finish` may change a delta
         deltas[slice(None) if places == list(range(len(deltas))) else places] = delta
         return found

@@ -16,18 +16,18 @@ from torch import Tensor
 from fedglad.clients.method import Memory
 from fedglad.clients.workbench import Workbench
 from fedglad.core.processes import TRIES, Lost, Pool, Serve
+from fedglad.core.threads import threads
 from fedglad.records import Failure, Several
 from fedglad.simulation.engines.base import (
     GROUP_BYTES,
-    Brought,
     Call,
     Evaluation,
     Group,
     Job,
     Packed,
+    Report,
     Worker,
     as_group,
-    threads,
 )
 
 SHARE = 4
@@ -79,17 +79,17 @@ class LocalEngine:
     def _group(self, slot: int, clients: Sequence[int], results: Any) -> Group:
         if isinstance(results, Lost):
             return Several(Failure(client, results.reason) for client in clients)
-        told = enumerate(zip(clients, results, strict=True))
-        found = [self._brought(slot, at, client, answer) for at, (client, answer) in told]
-        return as_group(self.job, clients, self.slots[slot], found)
+        answers = enumerate(zip(clients, results, strict=True))
+        reports = [self._report(slot, at, client, answer) for at, (client, answer) in answers]
+        return as_group(self.job, clients, self.slots[slot], reports)
 
-    def _brought(self, slot: int, at: int, client: int, answer: Any) -> Brought | Failure:
+    def _report(self, slot: int, at: int, client: int, answer: Any) -> Report | Failure:
         if isinstance(answer, OSError):
             raise answer
         if isinstance(answer[0], str):
             return Failure(client, *answer)
         *rest, has_extra = answer
-        return Brought(*rest, extra=self.extras[slot, at] if has_extra else None)
+        return Report(*rest, extra=self.extras[slot, at] if has_extra else None)
 
     def evaluate(self, packed: Packed) -> Evaluation:
         self.theta.copy_(packed[0])
@@ -103,8 +103,8 @@ class LocalEngine:
     def losses(self, clients: Sequence[int], packed: Packed) -> list[float]:
         self.theta.copy_(packed[0])
         buffers = _arrays(packed[1])
-        told = self.pool.run([("loss", (buffers, client)) for client in clients])
-        return [math.nan if isinstance(found, Lost) else found for found in told]
+        losses = self.pool.run([("loss", (buffers, client)) for client in clients])
+        return [math.nan if isinstance(loss, Lost) else loss for loss in losses]
 
     def close(self) -> None:
         self.pool.close()

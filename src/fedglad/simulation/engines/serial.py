@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 from fedglad.clients.method import Memory
+from fedglad.core.threads import threads
 from fedglad.records import Failure
 from fedglad.simulation.engines.base import (
     GROUP_BYTES,
-    Brought,
     Call,
     Evaluation,
     Group,
     Packed,
+    Report,
     Worker,
     as_group,
-    threads,
 )
 
 
@@ -37,18 +37,17 @@ class SerialEngine:
             clients = cohort[k : k + len(self.deltas)]
             with threads(1):
                 pairs = zip(clients, self.deltas[: len(clients)], strict=True)
-                found = [self._client(call, client, out) for client, out in pairs]
-            yield as_group(self.worker.job, clients, self.deltas, found)
+                reports = [self._client(call, client, out) for client, out in pairs]
+            yield as_group(self.worker.job, clients, self.deltas, reports)
 
-    def _client(self, call: Call, client: int, out: Tensor) -> Brought | Failure:
-        memories = self.worker.job.memories
-        memory = self.worker.recall(client, memories.version(client)) if memories else {}
+    def _client(self, call: Call, client: int, out: Tensor) -> Report | Failure:
+        memory = self.worker.recall(client)
         try:
             result = self.worker.train(call, client, memory, out)
         except Exception as error:
             return Failure(client, f"{type(error).__name__}: {error}", traceback.format_exc())
         self.worker.remember(call, client, result)
-        return Brought(result.steps, result.loss, result.buffers, result.extra)
+        return Report(result.steps, result.loss, result.buffers, result.extra)
 
     def evaluate(self, packed: Packed) -> Evaluation:
         with threads(1):

@@ -14,10 +14,10 @@ from torch.nn.functional import cross_entropy
 
 from fedglad.config.schema import Config
 from fedglad.core.files import write_text
+from fedglad.core.threads import threads
 from fedglad.data.store import cache_folder
 from fedglad.runs.summary import machine
 from fedglad.runs.sweeping import Task
-from fedglad.simulation.engines.base import threads
 from fedglad.studies.paper.cells import Experiment, PaperError
 from fedglad.studies.paper.results import Library
 from fedglad.studies.paper.settings import DATA, DataSet
