@@ -22,8 +22,11 @@ from fedglad.config.schema import ConfigError, load, simulate
 from fedglad.data.federation import Partitioned
 from fedglad.models.cnn import FedOptCNN, SmallCNN
 from fedglad.models.mlp import MLP
+from fedglad.models.networks.encoder import TextEncoder
 from fedglad.models.softmax import SoftmaxRegression
 from fedglad.runs import RunError, execute
+from fedglad.simulation.engines.base import Worker
+from fedglad.simulation.engines.batched import BatchedEngine
 from fedglad.simulation.engines.settings import Batched, Local, Serial
 from fedglad.simulation.simulation import Simulation
 
@@ -647,16 +650,111 @@ class Peeking(nn.Linear):
         return super().forward(input.flatten(1) * input.mean().item())
 
 
+class PeekingLong(nn.Linear):
+    """Does so only for batches of more than four."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        flat = input.flatten(1)
+        return super().forward(flat * flat.mean().item() if len(flat) > 4 else flat)
+
+
+def peeking() -> nn.Module:
+    """A model for the configuration."""
+    return Peeking(64, 10)
+
+
 @pytest.mark.parametrize("model", [Branching(64, 10), Peeking(64, 10)], ids=["if", "item"])
-def test_a_model_that_vmap_cannot_take_is_told_to_use_local(model: nn.Module):
+def test_a_model_that_vmap_cannot_take_is_refused_before_the_first_round(model: nn.Module):
     given = {**TINY, "rounds": 1}
-    (found,) = simulate("digits", {**given, **BATCHED}, model=model)
-    assert not found.record.stepped
-    assert "vmap" in str(found.record.reason)
-    assert "engine.name = local" in str(found.record.reason)
-    assert all("engine.name = local" in said for said in found.record.rejected.values())
+    with pytest.raises(ValueError, match=r"vmap.*engine\.name = local"):
+        list(simulate("digits", {**given, **BATCHED}, model=model))
     (found,) = simulate("digits", {**given, "engine.name": "local"}, model=model)
     assert found.record.stepped
+
+
+def test_such_a_model_is_refused_and_nothing_written(tmp_path: Path):
+    own = "model.name=simulation.test_batched:peeking"
+    given = ["--set", own, "--set", "engine.name=batched", "--out", str(tmp_path / "run")]
+    said = CliRunner().invoke(app, ["run", "digits", *given])
+    assert said.exit_code == 2
+    text = " ".join(said.output.split())
+    assert "vmap" in text
+    assert "engine.name = local" in text
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_vmap_can_take_for_some_clients_fails_for_the_others_alone():
+    torch.manual_seed(4)
+    data, model = tiny_data(3, 4, 8, 21), PeekingLong(64, 10)
+    client = Plain(lr=0.05, batch_size=8)
+    found, wanted = (trained(engine, data, model, client) for engine in (Batched(), Serial()))
+    assert max(far(found[k], wanted[k]) for k in (0, 1)) < 2e-5
+    for k in (2, 3):
+        assert "vmap" in found[k][1]
+        assert "engine.name = local" in found[k][1]
+    given = {"rounds": 1, "sampler.clients_per_round": 4, "client.batch_size": 8, **BATCHED}
+    (played,) = simulate("digits", given, model=model, data=data)
+    assert played.record.stepped
+    assert sorted(played.record.rejected) == [2, 3]
+    assert all("engine.name = local" in said for said in played.record.rejected.values())
+
+
+class Changing(nn.Module):
+    """Becomes another with every call, and draws from torch's generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(9)
+        self.inner, self.calls = nn.Linear(64, 10), 0
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.calls += 1
+        self.seen += len(input)
+        return self.inner(nn.functional.dropout(input.flatten(1), 0.5)) / self.calls
+
+
+def test_trying_a_model_out_leaves_no_trace():
+    data, model, client = tiny_data(8, 8), Changing(), Plain(lr=0.05, batch_size=8)
+    untried = BatchedEngine(Worker(job(data, model, client), torch.device("cpu")), 1)
+    wanted = kept(untried.train(0, [0, 1], packed(model), {}))
+    before = torch.get_rng_state()
+    with closing(Batched().start(job(data, model, client))) as engine:
+        assert torch.get_rng_state().equal(before)
+        assert kept(engine.train(0, [0, 1], packed(model), {})) == wanted
+    assert (model.calls, float(model.seen)) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda x, y: (x[:0], y[:0]), lambda x, y: (x[:, :5], y), lambda x, y: (x, y + 10)],
+    ids=["none", "another shape", "labels that are not there"],
+)
+def test_a_test_set_that_nothing_can_be_tried_on_refuses_no_model(spoil: Spoil):
+    data, model = tiny_data(8, 8), MODELS["mlp"]()
+    data.test_x, data.test_y = spoil(data.test_x, data.test_y)
+    found = trained(Batched(), data, model, Plain(lr=0.05, batch_size=8))
+    assert all(len(update) > 2 for update in found)
+
+
+@pytest.mark.parametrize("mask", [False, True])
+def test_an_encoder_trains_or_is_refused(mask: bool):
+    """Where padding is left out, what it computes depends on the texts' lengths."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16, "vocab_size": 30}
+    config = transformers.AutoConfig.for_model("distilbert", num_labels=10, **sizes)
+    torch.manual_seed(1)
+    inner = transformers.AutoModelForSequenceClassification.from_config(config)
+    model, data = TextEncoder(inner, mask=mask, lora=0), tiny_data(3, 4)
+    data.x, data.test_x = (
+        torch.randint(1, 30, (len(x), 6), dtype=torch.int32) for x in (data.x, data.test_x)
+    )
+    client = Plain(lr=0.05, batch_size=8)
+    if not mask:
+        assert all(len(update) > 2 for update in trained(Batched(), data, model, client))
+        return
+    with pytest.raises(ValueError, match=r"vmap.*engine\.name = local"):
+        Batched().start(job(data, model, client))
 
 
 class Counting(nn.Linear):

@@ -40,6 +40,7 @@ from fedglad.simulation.engines.samples import Batches, Member, Samples, fetch, 
 from fedglad.simulation.engines.serial import SerialEngine
 
 GROUP_ELEMENTS = 1 << 22  # parameters, or inputs, of all clients that are trained together
+TRIED = 2  # samples that a model is tried out on; of one alone no batch norm can be trained
 
 
 class BatchedEngine(SerialEngine):
@@ -70,6 +71,30 @@ class BatchedEngine(SerialEngine):
             with threads(self.threads):  # also for the caller: small work is quickest on few
                 seed_torch(seed, self.worker.device)
                 yield self._group(call, cohort[k : k + self.limit])
+
+    def try_out(self) -> None:
+        """Raises if the model's gradient on two test samples can be had, but not under vmap."""
+        x, y = (part[:TRIED].to(self.worker.device) for part in self.worker.test)
+        if not len(y):
+            return
+        self.bench.model.train()
+        with threads(self.threads), torch.random.fork_rng(devices=[]):
+            try:
+                values = self._views(self.bench.w.clone()[None])
+                buffers = {name: value.clone()[None] for name, value in self.own_buffers.items()}
+                inputs = self.worker.prepare(x, True)
+                self._gradient(values, buffers, inputs[None], y[None], None)
+            except Exception as error:
+                try:
+                    inputs = self.worker.prepare(x, True)
+                    self.job.loss(self.bench.model(inputs), y).backward()
+                except Exception:
+                    return  # it is not vmap that fails: each client will, or not, for itself
+                raise ValueError(
+                    "engine.name = batched puts clients side by side with vmap, which cannot train "
+                    "this model: use engine.name = local, which can "
+                    f"({_said(error).partition('. ')[0]})"
+                ) from error
 
     def _samples(self) -> int:
         """The most that a batch may have."""
@@ -147,13 +172,8 @@ class BatchedEngine(SerialEngine):
             now = slice(sum(total > step for total in totals))  # the rows still at work
             x, y, weight = batches.take(step, now.stop)
             x = self.worker.prepare(x.flatten(0, 1), True).unflatten(0, x.shape[:2])
-            own = {name: value[now].detach() for name, value in values.items()}
-            wanted = [own[name].requires_grad_() for name in self.trained]
-            scores, left = self.scores(own, _rows(buffers, now), x)
-            loss = self._loss(scores, y, weight)
-            # A client's loss depends on its own row alone, so this is every client's gradient.
-            new = torch.autograd.grad(loss.sum(), wanted, materialize_grads=True)
-            losses[now] += loss.detach()
+            loss, new, left = self._gradient(_rows(values, now), _rows(buffers, now), x, y, weight)
+            losses[now] += loss
             for name, value in left.items():
                 buffers[name][now] = value.detach()
             grad[now] = 0
@@ -184,6 +204,18 @@ class BatchedEngine(SerialEngine):
         places = [member.place for member in members]  # only now: `finish` may change a delta
         deltas[slice(None) if places == list(range(len(deltas))) else places] = delta
         return found
+
+    def _gradient(
+        self, values: Memory, buffers: Memory, x: Tensor, y: Tensor, weight: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, ...], Memory]:
+        """Every client's loss, the gradients of the trained tensors, and the buffers after it."""
+        values = {name: value.detach() for name, value in values.items()}
+        wanted = [values[name].requires_grad_() for name in self.trained]
+        scores, left = self.scores(values, buffers, x)
+        loss = self._loss(scores, y, weight)
+        # A client's loss depends on its own row alone, so this is every client's gradient.
+        new = torch.autograd.grad(loss.sum(), wanted, materialize_grads=True)
+        return loss.detach(), new, left
 
     def _memory(self, members: list[Member]) -> Memory:
         memories, names = self.job.memories, self.job.client.remembers
@@ -278,7 +310,11 @@ def _rows(matrices: Memory, rows: slice) -> Memory:
 
 
 def _failure(client: int, error: Exception) -> Failure:
-    said = f"{type(error).__name__}: {error}"
-    if "vmap" in said:
-        said += " (what vmap cannot do, engine.name = local can)"
-    return Failure(client, said, traceback.format_exc())
+    reason = _said(error)
+    if "vmap" in reason:
+        reason += " (what vmap cannot do, engine.name = local can)"
+    return Failure(client, reason, traceback.format_exc())
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

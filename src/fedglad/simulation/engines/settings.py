@@ -66,8 +66,11 @@ class Batched:
             raise ValueError(f"threads = {self.threads!r}: must be 1 or more")
 
     def start(self, job: Job) -> BatchedEngine:
-        """Ready to train."""
+        """Ready to train; ValueError for a model that vmap cannot train."""
         from fedglad.simulation.engines.base import Worker, find_device
         from fedglad.simulation.engines.batched import BatchedEngine
 
-        return BatchedEngine(Worker(job, find_device(self.device)), self.threads)
+        device = find_device(self.device)
+        # On a worker of its own: a model may change itself whenever it is called.
+        BatchedEngine(Worker(job, device), self.threads).try_out()
+        return BatchedEngine(Worker(job, device), self.threads)
