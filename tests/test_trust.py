@@ -244,6 +244,30 @@ def test_a_run_from_before_alarms_were_recorded_goes_on(tmp_path: Path):
     assert (tmp_path / "cut" / "labels.json").is_file()
 
 
+@pytest.mark.parametrize("older", [True, False])
+def test_the_alarms_state_is_in_the_checkpoint_and_was_once_that_of_the_records(
+    tmp_path: Path, older: bool
+):
+    config = load("digits", forced())[1]
+    execute("digits", config, out=tmp_path / "whole")
+    stopped(tmp_path / "cut", 8, config)
+    for path in (tmp_path / "cut" / "checkpoints").glob("*.json"):
+        state = json.loads(path.read_text())
+        assert state["alarm"]["seen"] == state["round"] == int(path.stem)
+        if older:
+            state = {key: state[key] for key in ("format", "round", "sampler")}
+        path.write_text(json.dumps(state))
+    records = tmp_path / "cut" / "rounds.jsonl"
+    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    if not older:  # then nobody looks at them
+        lines = [{**line, "gsi_all": None} for line in lines]
+    records.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    execute("digits", config, out=tmp_path / "cut", resume=True)
+    whole, cut = outcome(tmp_path / "whole"), outcome(tmp_path / "cut")
+    assert cut[0][8:] == whole[0][8:]
+    assert cut[1:] == whole[1:]
+
+
 def test_the_labels_of_all_clients_are_in_the_folder(tmp_path: Path):
     run = execute("digits", load("digits", {**RUN, "rounds": 1})[1], out=tmp_path / "run")
     counts = json.loads((run.folder / "labels.json").read_text())["counts"]

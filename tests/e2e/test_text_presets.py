@@ -280,6 +280,15 @@ def test_adapters_travel_alone(stand_ins: dict[str, str], tmp_path: Path):
     again = cli("run", "20news-minilm", *given, "--out", tmp_path / "run", "--resume", "--json")
     assert again.returncode == 0, again.stderr
     assert without_times(whole) == without_times((tmp_path / "run" / "rounds.jsonl").read_text())
+    # One that was begun before batches were trained in pieces would go on to other bits.
+    (tmp_path / "run" / "summary.json").unlink()
+    for path in (tmp_path / "run" / "checkpoints").glob("*.json"):
+        state = json.loads(path.read_text())
+        assert state.pop("arithmetic") == 2
+        path.write_text(json.dumps(state))
+    refused = cli("run", "20news-minilm", *given, "--out", tmp_path / "run", "--resume", "--json")
+    assert refused.returncode != 0
+    assert "another order" in " ".join(refused.stderr.split())
 
 
 def without_times(text: str) -> list[dict[str, Any]]:

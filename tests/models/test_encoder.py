@@ -451,6 +451,11 @@ def test_wrong_settings_are_refused(field: str, value: Any, must: str):
         Encoder(**{field: value})
 
 
+def test_only_where_padding_is_left_out_the_arithmetic_has_changed():
+    """Batches are trained in pieces of like length since; others are computed as ever."""
+    assert [Encoder(mask=mask).arithmetic for mask in (False, True)] == [1, 2]
+
+
 def test_a_folder_without_an_encoder_is_told(tmp_path: Path):
     with pytest.raises(ValueError, match=r"is a folder without an encoder that can be used: "):
         Encoder(source=str(tmp_path)).build()

@@ -10,8 +10,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -194,6 +195,61 @@ def test_a_run_with_other_random_draws_is_neither_finished_nor_resumed(tmp_path:
         with pytest.raises(RunError, match=r"another version of fedglad.*--force"):
             execute("digits", quick(), out=tmp_path / name, resume=True)
         execute("digits", quick(), out=tmp_path / name, force=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reordered(SoftmaxRegression):
+    """A model whose sums were added up in another order before."""
+
+    features: int = 64
+    arithmetic: ClassVar[int] = 2
+
+
+def states(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
+    found = sorted((folder / "checkpoints").glob("*.json"))
+    return [(path, json.loads(path.read_text())) for path in found]
+
+
+def test_a_run_whose_models_sums_were_added_up_otherwise_is_not_resumed(tmp_path: Path):
+    config = quick(model__name="runs.test_runs:Reordered")
+    execute("digits", config, out=tmp_path / "whole")
+    stopped(tmp_path / "run", 3, config)
+    assert all(state["arithmetic"] == 2 for _, state in states(tmp_path / "run"))
+    shutil.copytree(tmp_path / "run", tmp_path / "older")
+    execute("digits", config, out=tmp_path / "run", resume=True)
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+    for path, state in states(tmp_path / "older"):
+        del state["arithmetic"]  # as it was before there was a second way
+        path.write_text(json.dumps(state))
+    before = contents(tmp_path / "older")
+    told = r"another version of fedglad.*another order.*that version, choose another --out.*--force"
+    with pytest.raises(RunError, match=told):
+        execute("digits", config, out=tmp_path / "older", resume=True)
+    after = contents(tmp_path / "older")
+    assert {k: v for k, v in after.items() if k != "log.txt"} == {
+        k: v for k, v in before.items() if k != "log.txt"
+    }
+    execute("digits", config, out=tmp_path / "older", force=True)
+    assert outcome(tmp_path / "older") == outcome(tmp_path / "whole")
+
+
+def test_a_finished_run_stays_however_its_models_sums_are_added_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = quick(model__name="runs.test_runs:Reordered")
+    run = execute("digits", config, out=tmp_path / "run")
+    monkeypatch.setattr(Reordered, "arithmetic", 3)
+    assert quick(model__name="runs.test_runs:Reordered").hash() == config.hash()
+    before = contents(run.folder)
+    assert execute("digits", config, out=run.folder).summary == run.summary
+    assert contents(run.folder) == before
+
+
+def test_most_models_were_never_computed_otherwise(tmp_path: Path):
+    run = execute("digits", quick(), out=tmp_path / "run")
+    assert [set(state) for _, state in states(run.folder)] == 2 * [
+        {"format", "round", "sampler", "alarm", "transport"}
+    ]
 
 
 def test_an_unfinished_run_is_not_overwritten(tmp_path: Path):

@@ -62,6 +62,11 @@ class Encoder:
         return untrained(self)
 
     @property
+    def arithmetic(self) -> int:
+        """2: since a batch without padding is trained in pieces of like length, to other bits."""
+        return 2 if self.mask else 1
+
+    @property
     def needs(self) -> tuple[str, ...]:
         """What has to be in the cache."""
         return tuple({self.source} & {*encoders.CACHED})

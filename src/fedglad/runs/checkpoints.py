@@ -35,7 +35,7 @@ def restore(run: Run, driver: Driver, way_out: str = WAY_OUT, *, from_start: boo
     tensors_only = (p for p in folder.glob("*.safetensors") if not p.with_suffix(".json").exists())
     for left in [*files.leftovers(run.folder), *files.leftovers(folder), *tensors_only]:
         left.unlink()  # by a run that was killed
-    records, state = run.rounds(), None
+    records = run.rounds()
     for path in sorted(folder.glob("*.json"), reverse=True):
         try:
             saved = json.loads(path.read_text())
@@ -52,9 +52,9 @@ def restore(run: Run, driver: Driver, way_out: str = WAY_OUT, *, from_start: boo
             continue
         if saved.get("arithmetic", 1) != driver.arithmetic:
             raise RunError(
-                f"{run.folder} holds a run of another version of fedglad, which may have added up "
-                "this model's sums in another order, to other last digits: finish it with that "
-                f"version, or {way_out}"
+                f"{run.folder} was begun by another version of fedglad, which may have added up "
+                "this model's sums in another order, to other bits: finish it with that version, "
+                f"{way_out}"
             )
         driver.restore(state)
         break
