@@ -1,5 +1,6 @@
 """The configuration: complete, exact to and from TOML, and plain about mistakes."""
 
+import json
 import math
 import tomllib
 from dataclasses import dataclass, fields
@@ -7,6 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from torch import nn
 
 from fedglad.adapters import Adapter, Glad
@@ -17,11 +20,14 @@ from fedglad.config.schema import (
     REGISTRIES,
     Config,
     ConfigError,
+    _line,
+    _toml,
     find,
     load,
     parse_value,
     simulate,
 )
+from fedglad.runs import execute
 
 ROWS = [(section, name) for section, registry in REGISTRIES.items() for name in registry]
 
@@ -133,6 +139,52 @@ def test_a_script_survives_the_way_through_toml(script: dict[str, Any], tmp_path
     given = {"sampler.name": "scripted", **{f"sampler.{k}": v for k, v in script.items()}}
     config = load("digits", given)[1]
     assert again(config, tmp_path) == config
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]))  # all that TOML can hold
+VALUES = st.recursive(
+    TEXTS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3)
+)
+
+
+@given(VALUES)
+@example('\x7f \x00\x1f\t\r\n "\\ \\ud83d é \u2028 \uffff 😀 \U0010ffff')
+@example({"": "", "a.b": {"😀\x7f": ["\x7f"]}})
+def test_every_text_is_read_back_from_toml(value: Any):
+    line = _line("x", value, "what it means\nin two lines\x7f")
+    assert tomllib.loads(f"[section]\n{line}\ny = 1\n") == {"section": {"x": value, "y": 1}}
+
+
+@given(st.text(st.characters(max_codepoint=126)), st.text(st.characters(max_codepoint=0xD7FF)))
+def test_what_json_writes_as_toml_does_stays_as_it_was(ascii: str, plain: str):
+    """The files of runs that are there are compared by their bytes."""
+    for text in (ascii, plain.replace("\x7f", "")):
+        assert _toml({text: [text, 1]}) == f"{{{json.dumps(text)} = [{json.dumps(text)}, 1]}}"
+
+
+@dataclass(frozen=True)
+class Named(Glad):
+    """An adapter with a text and a key that ASCII has no letters for."""
+
+    größe: Annotated[str, "a meaning\nof two lines"] = "groß 😀"
+
+
+def test_a_run_whose_settings_hold_an_emoji_can_be_resumed(tmp_path: Path):
+    _, config = load("digits", {"adapter.name": f"{__name__}:Named"})
+    assert again(config, tmp_path) == config
+    assert again(config, tmp_path).hash() == config.hash()
+
+
+@pytest.mark.parametrize("key", [False, True])
+def test_half_a_character_is_refused_before_anything_is_written(key: bool, tmp_path: Path):
+    half = "data-\udcff"  # what the shell gives for a byte that is not UTF-8
+    _, config = load("digits", {"adapter.name": f"{__name__}:Named", "adapter.größe": half})
+    told = r"'data-\\udcff' cannot be written to a TOML file: '\\udcff' is no character but half"
+    with pytest.raises(ConfigError, match=told):
+        _toml({half: 1} if key else half)
+    with pytest.raises(ConfigError, match=told):
+        execute("digits", config, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_designs_file_loads(tmp_path: Path):

@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import json
 import math
+import re
 import tomllib
 import traceback
 from collections.abc import Iterator, Mapping
@@ -393,19 +394,36 @@ def meanings(cls: type) -> dict[str, str]:
 
 
 def _line(key: str, value: Any, meaning: str | None) -> str:
-    text = f"{key} = {'' if value is None else _toml(value)}"
-    return f"{text:<32}# {meaning}" if meaning else text
+    text = f"{key if key.isascii() else _quoted(key)} = {'' if value is None else _toml(value)}"
+    comment = re.sub(r"[\x00-\x08\x0a-\x1f\x7f]+", " ", meaning or "")  # TOML takes no other
+    return f"{text:<32}# {comment}" if comment else text
 
 
 def _toml(value: Any) -> str:
     if isinstance(value, Mapping):
-        pairs = ", ".join(f"{json.dumps(key)} = {_toml(v)}" for key, v in value.items())
+        pairs = ", ".join(f"{_toml(key)} = {_toml(v)}" for key, v in value.items())
         return f"{{{pairs}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(_toml(v) for v in value)}]"
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return json.dumps(value)
+    return _quoted(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _quoted(text: str) -> str:
+    """A text as TOML's basic string in ASCII. JSON writes DEL as it is and an emoji as two
+    surrogates, which no reader of TOML takes."""
+
+    def escaped(match: re.Match[str]) -> str:
+        code = ord(match[0])
+        if 0xD800 <= code < 0xE000:
+            raise ConfigError(
+                f"{text!r} cannot be written to a TOML file: {match[0]!r} is no character but half "
+                "of one. Was the setting given in another encoding than UTF-8?"
+            )
+        return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+    return re.sub(r"[^\x20-\x7e]", escaped, json.dumps(text, ensure_ascii=False))
 
 
 def _copy(tree: Mapping[str, Any]) -> dict[str, Any]:

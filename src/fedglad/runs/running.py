@@ -43,7 +43,7 @@ def execute(
                 "--force"
             )
     malloc.keep()
-    plan = config.plan()
+    plan, text = config.plan(), config.to_toml()
     # If it cannot start, nothing is touched.
     with (
         interruptible() as asked_to_stop,
@@ -56,7 +56,7 @@ def execute(
             try:
                 if force:
                     run.clear()
-                _write_config(run, config)
+                _write_config(run, text)
                 _write_labels(run, simulation)
                 restore(run, simulation)
                 _play(run, config, simulation, on_round or (lambda _: None), asked_to_stop)
@@ -83,9 +83,9 @@ def _finished(run: Run, config: Config) -> bool:
     return run.summary is not None
 
 
-def _write_config(run: Run, config: Config) -> None:
+def _write_config(run: Run, text: str) -> None:
     """A file that says it already stays: its time is that of the run's start."""
-    path, text = run.folder / "config.toml", config.to_toml()
+    path = run.folder / "config.toml"
     if not path.is_file() or path.read_text("utf-8", errors="replace") != text:
         files.write_text(path, text)
 
