@@ -112,25 +112,36 @@ def test_digits_in_every_engine():
 
 
 METHODS = {
-    "fedprox": {"client.name": "client_methods:FedProx", "client.mu": 0.5},
+    "fedprox": {"client.name": "fedprox", "client.mu": 0.5},
     "fedprox+momentum+clip": {
-        "client.name": "client_methods:FedProx",
+        "client.name": "fedprox",
         "client.mu": 2.0,
         "client.clip_norm": 0.5,
     },
-    "scaffold": {"client.name": "client_methods:Scaffold", "client.clients": 12},
+    "scaffold": {
+        "client.name": "scaffold",
+        "client.option": "II",
+        "client.optimizer": "sgd",
+        "client.clip_norm": 0,
+        "client.clients": 12,
+    },
     "scaffold+linear": {
-        "client.name": "client_methods:Scaffold",
+        "client.name": "scaffold",
+        "client.optimizer": "sgd",
         "client.clients": 12,
         "client.schedule": "linear",
         "client.warmup": 0.3,
     },
-    "feddyn": {"client.name": "client_methods:FedDyn", "client.clients": 12},
-    "tally": {"client.name": "client_methods:Tally"},
-    "sends its update": {"client.name": "client_methods:Sends"},
-    "hears later": {"client.name": "client_methods:Late"},
-    "keeps what it heard": {"client.name": "client_methods:Echo", "client.clients": 12},
-    "keeps two as they are": {"client.name": "client_methods:Pair"},
+    "feddyn": {"client.name": "feddyn", "client.optimizer": "sgd", "client.clients": 12},
+    "tally": {"client.name": "simulation.support:Tally"},
+    "sends its update": {"client.name": "simulation.support:Sends"},
+    "hears later": {"client.name": "simulation.support:Late"},
+    "keeps what it heard": {
+        "client.name": "simulation.support:Echo",
+        "client.optimizer": "sgd",
+        "client.clients": 12,
+    },
+    "keeps two as they are": {"client.name": "simulation.support:Pair"},
 }
 
 Played = tuple[list[dict[str, Any]], dict[str, Any], dict[int, dict[str, Any]]]
@@ -210,7 +221,7 @@ def half_square(scores: Tensor, y: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("method", ["FedProx", "Scaffold", "FedDyn"])
+@pytest.mark.parametrize("method", ["fedprox", "scaffold", "feddyn"])
 def test_two_clients_and_one_parameter_by_hand(
     method: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -244,18 +255,21 @@ def test_two_clients_and_one_parameter_by_hand(
     #   h = −.185 − .25 · .39775 = −.2844375, which is the mean of λ_0 and λ_1
     #   θ = .938875 + .2844375/.5 = 1.50775
     wanted = {
-        "FedProx": ([0.37, 0.67155], {}, {}),
-        "Scaffold": ([0.38, 0.6878], {"c": -1.539}, {"c_k": [-0.5415, -2.5365]}),
-        "FedDyn": ([0.74, 1.50775], {"h": -0.2844375}, {"lambda_k": [-0.10799375, -0.46088125]}),
+        "fedprox": ([0.37, 0.67155], {}, {}),
+        "scaffold": ([0.38, 0.6878], {"c": -1.539}, {"c_k": [-0.5415, -2.5365]}),
+        "feddyn": ([0.74, 1.50775], {"h": -0.2844375}, {"lambda_k": [-0.10799375, -0.46088125]}),
     }
-    own = {"FedProx": {"client.mu": 0.5}, "Scaffold": {"client.clients": 2}}
-    own["FedDyn"] = {"client.clients": 2, "client.alpha": 0.5}
+    own: dict[str, dict[str, Any]] = {
+        "fedprox": {"client.mu": 0.5},
+        "scaffold": {"client.clients": 2, "client.option": "II"},
+        "feddyn": {"client.clients": 2, "client.alpha": 0.5},
+    }
     given = {
         "rounds": 2,
         "sampler.clients_per_round": 2,
         "weighting.name": "equal",
         "adapter.name": "none",
-        "client.name": f"client_methods:{method}",
+        "client.name": method,
         "client.optimizer": "sgd",
         "client.lr": 0.1,
         "client.batch_size": 1,
@@ -837,7 +851,7 @@ QUICK = {**TINY, "rounds": 6, "checkpoint_every": 2, "client.batch_size": 8}
     [
         {"model.name": "small-cnn"},
         {"model.name": "cnn", "model.size": 8},
-        {"client.name": "client_methods:Scaffold", "client.lr": 0.1},
+        {"client.name": "scaffold", "client.optimizer": "sgd", "client.lr": 0.1},
     ],
     ids=["small-cnn", "dropout", "scaffold"],
 )

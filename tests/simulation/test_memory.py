@@ -266,7 +266,7 @@ class Flawed:
 
 
 TALLY = {
-    "client.name": "client_methods:Tally",
+    "client.name": "simulation.support:Tally",
     "client.batch_size": 8,
     "sampler.clients_per_round": 7,
     "adapter.name": "none",
@@ -371,7 +371,8 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 SCAFFOLD = {
     **TINY,
-    "client.name": "client_methods:Scaffold",
+    "client.name": "scaffold",
+    "client.optimizer": "sgd",
     "client.lr": 0.05,
     "client.batch_size": 16,
     "engine.name": "serial",
@@ -651,7 +652,8 @@ def test_a_disk_too_full_for_a_memory_stops_the_run_and_loses_nothing(
 
 
 FULL = ["run", "digits", "--set", "rounds=12", "--set", "checkpoint_every=2"]
-FULL += ["--set", "client.name=client_methods:Scaffold", "--set", "client.lr=0.05"]
+FULL += ["--set", "client.name=scaffold", "--set", "client.lr=0.05"]
+FULL += ["--set", "client.optimizer=sgd"]
 FULL += ["--set", "data.clients=10", "--set", "client.clients=10", "--set", "engine.name=serial"]
 
 
@@ -708,7 +710,8 @@ def test_a_disk_that_fills_up_with_memories_stops_the_run_cleanly(
 def process(every: int) -> list[str]:
     return [
         *("run", "digits", "--set", "rounds=60", "--set", f"checkpoint_every={every}"),
-        *("--set", "engine.workers=2", "--set", "client.name=client_methods:Scaffold"),
+        *("--set", "engine.workers=2", "--set", "client.name=scaffold"),
+        *("--set", "client.optimizer=sgd"),
         *("--set", "client.lr=0.05", "--set", "client.batch_size=16", "--set", "client.epochs=4"),
     ]
 
@@ -758,7 +761,7 @@ GROWTH = """
         return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
     given = {
-        "rounds": 20, "client.name": "client_methods:Tally", "client.batch_size": 8,
+        "rounds": 20, "client.name": "simulation.support:Tally", "client.batch_size": 8,
         "sampler.clients_per_round": 20, "engine.name": sys.argv[1], "adapter.name": "none",
         "eval_every": 20,
     }
