@@ -1,6 +1,5 @@
 """`fedglad tune`: the score by hand, real trials, and that nothing is run twice."""
 
-import fcntl
 import json
 import math
 import os
@@ -21,9 +20,9 @@ from typer.testing import CliRunner
 
 from fedglad.cli import app
 from fedglad.config.schema import load
-from fedglad.runs import Run, RunError, execute
+from fedglad.runs import Run, execute
 from fedglad.runs.sweeping import ENDS, Event
-from fedglad.runs.tuning import Plan, _study, plan, result, score, tune
+from fedglad.runs.tuning import Search, combinations, result, score, tune
 
 QUICK = {**TINY, "rounds": 10, "checkpoint_every": 1}
 GRIDS = ["server.lr=0.5,1", "client.lr=0.05,0.1"]
@@ -37,8 +36,8 @@ def given(overrides: dict[str, Any]) -> list[str]:
     return [part for key, value in overrides.items() for part in ("--set", f"{key}={value}")]
 
 
-def planned(out: Path, *grids: str, **more: Any) -> Plan:
-    return plan("digits", grids or GRIDS, {**QUICK, **more}, out)
+def planned(out: Path, *grids: str, **more: Any) -> Search:
+    return combinations("digits", grids or GRIDS, {**QUICK, **more}, out)
 
 
 def ends(events: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -80,7 +79,7 @@ def test_a_skipped_round_is_the_worst_score():
 def test_a_trial_has_the_first_share_of_the_rounds(
     whole: int, share: float, short: int, tmp_path: Path
 ):
-    found = plan("digits", GRIDS, {**QUICK, "rounds": whole}, tmp_path, share=share)
+    found = combinations("digits", GRIDS, {**QUICK, "rounds": whole}, tmp_path, share=share)
     assert (found.rounds, found.full_rounds, len(found.tasks)) == (short, whole, 4)
     for task in found.tasks:
         expected = load("digits", {**QUICK, **task.settings, "rounds": short})[1]
@@ -88,16 +87,14 @@ def test_a_trial_has_the_first_share_of_the_rounds(
         assert task.folder == tmp_path / f"digits-{expected.hash()}"
 
 
-def test_another_grid_or_other_settings_are_another_study(tmp_path: Path):
-    names = {
-        planned(tmp_path).name,
-        planned(tmp_path, "server.lr=0.5,1").name,
-        planned(tmp_path, "server.lr=1,0.5", GRIDS[1]).name,
-        planned(tmp_path, seed=2).name,
-        planned(tmp_path, rounds=20).name,
-    }
-    assert len(names) == 5
-    assert planned(tmp_path).name in names
+def test_other_settings_are_other_runs_and_another_grid_shares_them(tmp_path: Path):
+    def folders(*grids: str, **more: Any) -> set[Path]:
+        return {task.folder for task in planned(tmp_path, *grids, **more).tasks}
+
+    assert folders() == folders("server.lr=1,0.5", GRIDS[1]) > folders("server.lr=1", GRIDS[1])
+    for more in ({"seed": 2}, {"rounds": 20}):
+        assert not folders() & folders(**more)
+    assert planned(tmp_path, "server.lr=1,0.5").grid == {"server.lr": [1, 0.5]}
 
 
 MISTAKES = [
@@ -125,14 +122,6 @@ def test_a_mistake_runs_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_optuna_that_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    done = call("digits", "--grid", "server.lr=1,2", "--out", tmp_path / "out")
-    assert done.exit_code == 2
-    assert "tuning needs optuna, which is not installed: pip install 'fedglad[tune]'" in said(done)
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.slow
 def test_the_command_line_loads_neither_optuna_nor_matplotlib():
     script = "import sys, fedglad.cli; print(*sorted({'optuna', 'matplotlib'} & set(sys.modules)))"
@@ -146,7 +135,9 @@ def test_the_command_line_loads_neither_optuna_nor_matplotlib():
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 def test_the_score_is_that_of_the_beginning_of_the_whole_run(tmp_path: Path, schedule: str):
     """So only the first rounds need to be run; the falling rate must not fall sooner."""
-    todo = plan("digits", GRIDS[:1], {**QUICK, "server.schedule": schedule}, tmp_path, share=0.3)
+    todo = combinations(
+        "digits", GRIDS[:1], {**QUICK, "server.schedule": schedule}, tmp_path, share=0.3
+    )
     told = list(tune(todo, jobs=2))
     assert [what for what, _ in ends(told)] == ["finished"] * 2
     found = result(todo)
@@ -160,7 +151,7 @@ def test_the_score_is_that_of_the_beginning_of_the_whole_run(tmp_path: Path, sch
         assert len(Run(Path(trial.folder)).rounds()) == 3
 
 
-def test_a_study_that_was_stopped_goes_on_with_the_rest(tmp_path: Path):
+def test_a_search_that_was_stopped_goes_on_with_the_rest(tmp_path: Path):
     todo, first = planned(tmp_path), list[Event]()
     with closing(tune(todo)) as events:
         for event in events:
@@ -171,13 +162,12 @@ def test_a_study_that_was_stopped_goes_on_with_the_rest(tmp_path: Path):
     again = list(tune(planned(tmp_path)))
     assert ends(again) == [
         ("kept", todo.tasks[0].settings),
-        ("kept", todo.tasks[1].settings),  # its run was done, but the study not told
+        ("kept", todo.tasks[1].settings),
         ("finished", todo.tasks[2].settings),
         ("finished", todo.tasks[3].settings),
     ]
     assert ends(tune(todo)) == [("kept", task.settings) for task in todo.tasks]
     assert len(result(todo).trials) == 4
-    assert [trial.state.name for trial in _study(todo).get_trials()].count("COMPLETE") == 4
 
 
 @pytest.mark.slow
@@ -192,11 +182,21 @@ def test_fewer_trials_than_combinations_are_different_ones_and_more_can_follow(t
     assert [what for what, _ in again] == ["kept"] * 4 + ["finished"] * 2
     assert len({json.dumps(settings) for _, settings in again}) == 6
     assert [what for what, _ in ends(tune(todo))] == ["kept"] * 6 + ["finished"] * 6
-    assert ends(tune(todo, trials=3)) == [("kept", task.settings) for task in todo.tasks[:3]]
+    chosen = [settings for _, settings in again]
+    assert ends(tune(todo, trials=3)) == [("kept", settings) for settings in chosen[:3]]
+
+
+def test_more_trials_begin_with_those_that_were_made(tmp_path: Path):
+    todo = planned(tmp_path, "server.lr=0.25,0.5,1,2", "client.lr=0.01,0.02,0.05")
+    assert todo.first() == todo.first(12) == todo.first(99) == todo.tasks
+    assert todo.first(4) != todo.tasks[:4]
+    for trials in range(1, 11):
+        assert todo.first(trials + 1)[:trials] == todo.first(trials)
+    assert {task.folder for task in todo.first(11)} < {task.folder for task in todo.tasks}
 
 
 @pytest.mark.slow
-def test_the_sampler_draws_the_same_in_another_folder(tmp_path: Path):
+def test_the_same_are_chosen_in_another_folder(tmp_path: Path):
     grids = ["server.lr=0.25,0.5,1,2", "client.lr=0.01,0.02,0.05"]
     both = [ends(tune(planned(tmp_path / out, *grids), trials=5)) for out in ("a", "b")]
     assert both[0] == both[1]
@@ -296,34 +296,27 @@ def test_a_trial_that_fails_is_named_and_tried_again(tmp_path: Path):
     assert "1 of 2 runs were finished already." in again.stdout
 
 
-def test_a_study_is_for_one_process_at_a_time(tmp_path: Path):
-    todo = planned(tmp_path)
-    todo.journal.touch()
-    with open(todo.journal) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(RunError, match="is in use by another process"):
-            next(tune(todo))
-    assert next(tune(todo)).what == "started"
-
-
-def test_a_line_that_a_killed_process_left_half_is_cut_off(tmp_path: Path):
+def test_the_journal_of_an_older_version_is_neither_read_nor_changed(tmp_path: Path):
+    journal = tmp_path / "digits-study-0123456789.journal"
+    journal.write_text("no journal\n")
     todo = planned(tmp_path)
     list(tune(todo, trials=2))
-    with open(todo.journal, "a") as file:
-        file.write('{"op_code":4,"worker')
     assert [what for what, _ in ends(tune(todo))] == ["kept"] * 2 + ["finished"] * 2
     assert len(result(todo).trials) == 4
+    assert journal.read_text() == "no journal\n"
+    assert [path for path in tmp_path.iterdir() if path.is_file()] == [journal]
 
 
-@pytest.mark.parametrize("text", ["no journal\n{}\n", '{"op_code": 4}\n'])
-def test_a_damaged_journal_is_said(tmp_path: Path, text: str):
-    todo = planned(tmp_path)
-    todo.journal.write_text(text)
-    args = [*given(QUICK), *(p for g in GRIDS for p in ("--grid", g))]
-    done = call("digits", *args, "--out", tmp_path)
-    assert done.exit_code == 2, done.exception
-    assert f"{todo.journal.name} is damaged: " in said(done)
-    assert "Remove that file: the runs beside it are kept" in said(done)
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_finished_run_without_all_its_records_is_said(tmp_path: Path, left: int):
+    args = ["digits", *given(QUICK), "--grid", "client.lr=0.05,0.1", "--out", str(tmp_path)]
+    assert call(*args).exit_code == 0
+    records = planned(tmp_path, "client.lr=0.05").tasks[0].folder / "rounds.jsonl"
+    records.write_text("".join(records.read_text().splitlines(keepends=True)[:left]) + '{"t"')
+    done = call(*args)
+    assert done.exit_code == 1
+    assert f"client.lr=0.05: rounds.jsonl is damaged: {left} of 2 rounds can be read" in said(done)
+    assert "Best: --set client.lr=0.1\n" in done.stdout
 
 
 # -------------------------------------------------------------------------- real processes, kills

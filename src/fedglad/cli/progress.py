@@ -67,15 +67,14 @@ class ShowSweep(_Live):
         tasks: Sequence[Task],
         *,
         quiet: bool,
-        runs: int | None = None,
         control: bool = False,
         result: Callable[[Run], str] | None = None,
     ) -> None:
-        """`runs`: of how many of the tasks; `control`: each adaptive rule has one more run."""
+        """`control`: each adaptive rule has one more run."""
         super().__init__(quiet=quiet)
         self.control, self.result = control, result or _accuracy
         controls = sum(map(has_control, tasks)) if control else 0
-        self.runs = (len(tasks) if runs is None else runs) + controls
+        self.runs = len(tasks) + controls
         self.usual = fmean(task.config.rounds for task in tasks) if tasks else 0.0
         self.left: dict[Path, int] = {}  # rounds of those that run
         self.ended, self.played, self.kept = 0, 0, 0

@@ -41,9 +41,7 @@ def tune(
         int | None, typer.Option(min=1, help="How many to try; by default the whole grid.")
     ] = None,
     jobs: Jobs = None,
-    out: Annotated[Path, typer.Option(help="The folder of the study and its runs.")] = Path(
-        "runs/tune"
-    ),
+    out: Annotated[Path, typer.Option(help="The folder of the runs' folders.")] = Path("runs/tune"),
     as_json: AsJson = False,
 ) -> None:
     """Choose settings by the mean training loss of the first rounds, as the paper does."""
@@ -56,13 +54,13 @@ def tune(
     with mistakes(stopped=STOPPED):
         settings = given(set_)
         grids = written_out(grid or [], load(source, settings)[1].to_dict())
-        plan = tuning.plan(source, grids, settings, out, share=share)
-        for task in plan.tasks:
+        search = tuning.combinations(source, grids, settings, out, share=share)
+        chosen = search.first(trials)
+        for task in chosen:
             fetch_for(task.config)
-        wanted = min(trials or len(plan.tasks), len(plan.tasks))
-        show = ShowSweep(plan.tasks, quiet=as_json, runs=wanted, result=training_loss)
-        follow(tuning.tune(plan, trials=trials, jobs=cores(jobs)), show)
-        result = tuning.result(plan)
+        show = ShowSweep(chosen, quiet=as_json, result=training_loss)
+        ends = follow(tuning.tune(search, trials=trials, jobs=cores(jobs)), show)
+        result = tuning.result(search, ends)
     if as_json:
         print_json(result.to_dict())
     else:
