@@ -1,9 +1,9 @@
 """Every experiment on tiny data, to its table and its figure; export, resuming, the commands."""
 
-import functools
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -17,8 +17,7 @@ from run_support import environment, outcome, until
 from typer.testing import CliRunner
 
 from fedglad.cli import app, fetching
-from fedglad.config.schema import FORMAT
-from fedglad.data import store
+from fedglad.config.schema import FORMAT, Config, load
 from fedglad.data.sources import DataError
 from fedglad.runs import Run, RunError, execute
 from fedglad.studies.paper import experiments, plots, work
@@ -219,21 +218,26 @@ def test_cost_by_hand():
     assert work.samples("mnist", config) == pytest.approx(20 * (937 * 64 + 10_000 / 3))
 
 
-def test_the_speed_of_finished_runs_counts_before_a_measurement(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+HERE = f"{platform.machine()}, {os.cpu_count()} cores"
+
+
+def finished(
+    folder: Path, config: Config, seconds: float, engine: str = "serial", machine: str = HERE
+) -> None:
+    """An exported run that took so long."""
+    folder.mkdir(exist_ok=True)
+    seed = 1 + len([*folder.glob("*")])
+    tree = config.to_dict() | {"engine": {"name": engine}, "seed": seed}
+    told = {"config": tree, "seconds": seconds, "machine": machine, "rounds": {}}
+    (folder / f"{seed}.json").write_text(json.dumps({**told, "versions": {"format": FORMAT}}))
+
+
+def test_the_speed_is_that_of_finished_runs(tmp_path: Path):
     controls = experiments.find("controls")
     config = controls.cell("MNIST FedAvg").config(1, rounds=2)
-    here = f"{platform.machine()}, {os.cpu_count()} cores"
-    for engine, seconds, machine in (("serial", 50, here), ("local", 1, here), ("serial", 1, "?")):
-        tree = config.to_dict() | {
-            "engine": {"name": engine},
-            "seed": 1 + len([*tmp_path.glob("*")]),
-        }
-        told = {"config": tree, "seconds": seconds, "machine": machine, "rounds": {}}
-        path = tmp_path / f"{tree['seed']}.json"
-        path.write_text(json.dumps({**told, "versions": {"format": FORMAT}}))
-    monkeypatch.setattr(work, "measured", lambda *given: pytest.fail("not needed"))
+    finished(tmp_path, config, 50)
+    finished(tmp_path, config, 1, engine="local")
+    finished(tmp_path, config, 1, machine="?")
     library = Library([tmp_path])
     speeds = work.Speeds(library)
     # of three runs one was made here, alone in its process: 2·(28,800 + 3,333) samples in 50 s
@@ -242,62 +246,42 @@ def test_the_speed_of_finished_runs_counts_before_a_measurement(
     assert (found.done, found.shortened) == (0, 3)
     assert found.hours == pytest.approx(12 * 50 / 2 * 50 / 3600)  # each 25 times as long
     assert found.basis == [
-        f"cnn on MNIST: 1,285 samples/s on a core, from 1 finished run on {here}"
+        f"cnn on MNIST: 1,285 samples/s on a core, from 1 finished run on {HERE}"
     ]
 
 
-def test_a_model_is_measured(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(work, "SECONDS", 0.0)
-    config = TINY["controls"].cells[0].config(1)
-    digits = replace(DATA["mnist"], shape=(1, 8, 8))
-    assert 0 < work.measured(config, digits) < 1e9
-
-
-def test_models_of_texts_are_measured_without_their_weights(monkeypatch: pytest.MonkeyPatch):
-    transformers = pytest.importorskip("transformers")
-    monkeypatch.setattr(work, "SECONDS", 0.0)
-    monkeypatch.setattr(store, "get", lambda *_, **__: pytest.fail("fetched"))
-    config = experiments.find("bilstm").cell("20NewsGroups FedAvg, BiLSTM").config(1)
-    assert 0 < work.measured(config, DATA["20news"]) < 1e9
-    sizes = {"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 32}
-    small = functools.partial(transformers.DistilBertConfig, **sizes)
-    monkeypatch.setattr(transformers.AutoConfig, "for_model", lambda kind, **own: small(**own))
-    config = experiments.find("main").cell("20NewsGroups FedAvg").config(1)
-    assert 0 < work.measured(config, DATA["20news"]) < 1e9
-
-
-def test_what_was_not_measured_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def without_texts(config: Any, data: Any) -> float:
-        if not data.shape:
-            raise ValueError("model encoder needs transformers")
-        return 500.0
-
-    monkeypatch.setattr(work, "measured", without_texts)
-    monkeypatch.setenv("FEDGLAD_CACHE", str(tmp_path))
-    told = list[str]()
-    speeds = work.Speeds(Library([]), tell=told.append)
-    found = work.status(experiments.find("main"), Library([]), speeds)
+def test_what_no_run_has_measured_is_told(tmp_path: Path):
+    main = experiments.find("main")
+    for label in ("MNIST FedAvg", "CIFAR-10 FedAvg"):
+        cell = main.cell(label)
+        config = cell.config(1, rounds=3)
+        finished(tmp_path, config, work.samples(cell.data, config) / 500)
+    library = Library([tmp_path])
+    found = work.status(main, library, work.Speeds(library))
     assert found.unmeasured == 48  # of 96: those on 20NewsGroups and AGNews
     # MNIST: 24 runs of 1.607 M samples; CIFAR-10: 24 of 500·(22,400 + 10,000/3)
     cifar = 500 * (22_400 + 10_000 / 3)
     mnist = 50 * (28_800 + 10_000 / 3)
     assert found.hours == pytest.approx(24 * (mnist + cifar) / 500 / 3600)
-    assert "encoder distilbert-base-uncased on AGNews: not measured" in found.basis
-    assert told.count("measuring cnn on MNIST, once") == 1
-    assert told.count("measuring encoder distilbert-base-uncased on AGNews, once") == 1
+    told = f"encoder distilbert-base-uncased on AGNews: no run is finished on {HERE}"
+    assert told in found.basis
+    nothing = work.status(main, Library([]), work.Speeds(Library([])))
+    assert (nothing.hours, nothing.hours_left, nothing.unmeasured) == (None, None, 96)
 
 
 # ------------------------------------------------------------------------------------ commands
 
 
-def test_the_list_says_what_is_done_and_measures_once(
-    out: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_list_says_what_is_done(out: Path, tiny: Path):
     play("controls", out, only=["MNIST FedAvg"], seeds=[1])
-    shutil.copytree(out / f"digits-{TINY['controls'].cells[0].config(1).hash()}", tiny / "x" / "y")
-    asked: list[Any] = []
-    monkeypatch.setattr(work, "measured", lambda *given: asked.append(given) or 1000.0)
-    told = json.loads(invoke("list", "--json", "--out", "x"))
+    cell = TINY["controls"].cells[0].config(1)
+    shutil.copytree(out / f"digits-{cell.hash()}", tiny / "x" / "y")
+    for name in DATA:  # digits stand for it, with their model
+        _, config = load(name, {"rounds": 2})
+        sections = {**config.sections, "model": cell.sections["model"]}
+        config = replace(config, sections=sections)
+        finished(tiny / "kept", config, work.samples(name, config) / 1000)
+    told = json.loads(invoke("list", "--json", "--out", "x", "--results", "kept"))
     assert list(told) == list(experiments.EXPERIMENTS)
     assert told["controls"]["cells"] == 4
     assert told["controls"]["runs"] == 12
@@ -305,19 +289,26 @@ def test_the_list_says_what_is_done_and_measures_once(
     left = told["controls"]["hours_left"] / told["controls"]["hours"]
     assert left == pytest.approx(11 / 12)
     assert told["main"]["absent"] == 0  # digits stand for the texts
-    count = len(asked)
-    assert count
-    text = invoke("list", "--out", "x")
-    assert len(asked) == count  # kept in the cache
+    text = invoke("list", "--out", "x", "--results", "kept")
     assert all(name in text for name in experiments.EXPERIMENTS)
-    assert "1,000 samples/s on a core, from some training steps" in text
+    assert f"1,000 samples/s on a core, from 1 finished run on {HERE}" in text
     assert ">" not in text
+
+
+def test_the_list_has_no_hours_without_finished_runs(tiny: Path):
+    told = json.loads(invoke("list", "--json", "--results", "kept"))
+    assert {row["hours"] for row in told.values()} == {None}
+    assert {row["hours_left"] for row in told.values()} == {None}
+    text = invoke("list", "--results", "kept")
+    (line,) = (line for line in text.splitlines() if line.startswith("controls "))
+    assert re.search(r" 4 +12 +0 +- +- ", line)
+    assert "mlp on MNIST: no run is finished on" in text
 
 
 def test_the_real_list_names_what_is_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FEDGLAD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(work, "measured", lambda *given: 500.0)
+    config = experiments.find("main").cell("MNIST FedAvg").config(1, rounds=3)
+    finished(tmp_path / "results", config, work.samples("mnist", config) / 500)
     told = json.loads(invoke("list", "--json"))
     # 16 cells on MNIST and CIFAR-10; with 500 samples/s an MNIST run has 1.607 M of them: .893 h
     assert told["controls"]["hours"] == pytest.approx(12 * 50 * (28_800 + 10_000 / 3) / 500 / 3600)
@@ -395,8 +386,7 @@ SCRIPT = """
 import sys
 from fedglad.cli import fetching
 from fedglad.cli import app
-from fedglad.config.schema import FORMAT
-from fedglad.data import store
+from fedglad.config.schema import FORMAT, Config, load
 from fedglad.data.sources import DataError
 from fedglad.studies.paper import experiments
 from studies.support import shrunk

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from fedglad.cli.console import complain, error, mistakes, note, print_json, print_wide, say, warn
+from fedglad.cli.console import error, mistakes, note, print_json, print_wide, say, warn
 from fedglad.cli.options import AsJson, Jobs, RunsOut, among, cores
 from fedglad.cli.sweep import STOPPED
 
@@ -48,7 +48,7 @@ def list_(out: RunsOut = RUNS, kept: Results = RESULTS, as_json: AsJson = False)
     from fedglad.studies.paper.experiments import EXPERIMENTS
 
     library = _library(out, kept)
-    speeds = work.Speeds(library, tell=complain.print)
+    speeds = work.Speeds(library)
     rows = {name: work.status(one, library, speeds) for name, one in EXPERIMENTS.items()}
     if as_json:
         experiments = EXPERIMENTS.items()
@@ -277,7 +277,7 @@ def _remarks(row: work.Status) -> str:
 
 
 def _hours(value: float | None, *, more: bool) -> str:
-    """`> 12` where some of its runs have a model that was not measured."""
+    """`> 12` where some of its runs have a model of which no run is finished here."""
     if value is None:
         return "-"
     return ("> " if more else "") + (f"{value:,.1f}" if value < 10 else f"{value:,.0f}")

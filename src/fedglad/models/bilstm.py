@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -10,8 +9,6 @@ from fedglad.core.checks import check
 
 if TYPE_CHECKING:
     from torch import nn
-
-VOCABULARY = 10_000  # words of a model that is only timed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,15 +54,6 @@ class BiLSTM:
 
         vectors = table(self.vectors, self.data, self.strip)
         return TextLSTM(vectors, self.hidden, self.dropout, self.classes)
-
-    def untrained(self) -> nn.Module:
-        """The same arithmetic for who wants to time it, over vectors of zeros."""
-        import torch
-
-        from fedglad.models.networks.bilstm import TextLSTM
-
-        size = int(re.findall(r"(\d+)d\b", self.vectors)[0])
-        return TextLSTM(torch.zeros(VOCABULARY, size), self.hidden, self.dropout, self.classes)
 
     @property
     def needs(self) -> tuple[str, ...]:

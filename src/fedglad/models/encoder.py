@@ -55,12 +55,6 @@ class Encoder:
 
         return build(self)
 
-    def untrained(self) -> nn.Module:
-        """The same arithmetic for who wants to time it, without fetching anything."""
-        from fedglad.models.networks.encoder import untrained
-
-        return untrained(self)
-
     @property
     def arithmetic(self) -> int:
         """2: since a batch without padding is trained in pieces of like length, to other bits."""

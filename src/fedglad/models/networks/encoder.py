@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,23 +31,6 @@ def build(settings: Encoder) -> nn.Module:
         raise ValueError(
             f"model.source = {settings.source!r} has no id that pads texts: choose an encoder"
         )
-    return TextEncoder(model, mask=settings.mask, lora=settings.lora)
-
-
-def untrained(settings: Encoder) -> nn.Module:
-    """The same arithmetic for who wants to time it, without fetching anything.
-
-    Of an encoder of the hub it has the architecture's base size: for DistilBERT, its own.
-    """
-    if settings.source in encoders.CACHED or Path(settings.source).expanduser().is_dir():
-        return replace(settings, weights="random").build()
-    with _quiet():
-        from transformers import AutoConfig, AutoModelForSequenceClassification
-
-        config = AutoConfig.for_model(
-            settings.source.partition("-")[0], num_labels=settings.classes
-        )
-        model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
     return TextEncoder(model, mask=settings.mask, lora=settings.lora)
 
 

@@ -1,30 +1,19 @@
 """What is missing of an experiment, as tasks of a sweep, and what it costs on this machine."""
 
-import json
 import math
-import platform
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-import torch
-from torch.nn.functional import cross_entropy
-
 from fedglad.config.schema import Config
-from fedglad.core.files import write_text
-from fedglad.core.threads import threads
-from fedglad.data.store import cache_folder
 from fedglad.runs.summary import machine
 from fedglad.runs.sweeping import Task
 from fedglad.studies.paper.cells import Experiment, PaperError
 from fedglad.studies.paper.results import Library
-from fedglad.studies.paper.settings import DATA, DataSet
+from fedglad.studies.paper.settings import DATA
 
 TESTING = 1 / 3  # the share of a training sample's cost that a test sample has: no backward pass
-SECONDS = 2.0  # of measuring a model
-TEXTS, LENGTH, WORDS = 8, 128, 1000  # of a batch that is timed: few, or it takes long
 
 
 @dataclass(frozen=True)
@@ -73,7 +62,8 @@ def plan(
 
 @dataclass(frozen=True)
 class Status:
-    """An experiment in numbers; hours are those of one core, without `unmeasured` runs."""
+    """An experiment in numbers; hours are those of one core, without `unmeasured` runs: those of a
+    model of which no run is finished on a machine like this."""
 
     cells: int
     runs: int
@@ -128,11 +118,9 @@ def samples(data: str, config: Config) -> float:
 
 
 class Speeds:
-    """Samples a second on one core: of runs on such machines, else measured once and kept."""
+    """Samples a second on one core, of each model that has finished runs on machines like this."""
 
-    def __init__(self, library: Library, *, tell: Callable[[str], None] = lambda _: None) -> None:
-        self.tell = tell  # what is being measured, which takes some seconds
-        self._measured: dict[str, float | None] | None = None
+    def __init__(self, library: Library) -> None:
         self._seen: dict[str, list[float]] = {}
         here = machine()
         for result in library.all():
@@ -143,59 +131,18 @@ class Speeds:
                 self._seen.setdefault(_model(data, result.config), []).append(speed)
 
     def of(self, data: str, config: Config) -> float | None:
-        """None if it cannot be measured."""
-        name = _model(data, config)
-        if name in self._seen:
-            return median(self._seen[name])
-        return self._kept(data, config)
+        """The median of its model's runs; None if there is none."""
+        speeds = self._seen.get(_model(data, config))
+        return median(speeds) if speeds else None
 
     def basis(self, data: str, config: Config) -> str:
         """Where the speed comes from, in words."""
         name, speed = _model(data, config), self.of(data, config)
         if speed is None:
-            return f"{name}: not measured"
-        runs = len(self._seen.get(name, ()))
-        source = f"{runs} finished run{'s' * (runs > 1)}" if runs else "some training steps"
-        source += f" on {machine()}" if runs else ""
+            return f"{name}: no run is finished on {machine()}"
+        runs = len(self._seen[name])
+        source = f"{runs} finished run{'s' * (runs > 1)} on {machine()}"
         return f"{name}: {speed:,.{1 if speed < 10 else 0}f} samples/s on a core, from {source}"
-
-    def _kept(self, data: str, config: Config) -> float | None:
-        path = cache_folder() / "paper-speed.json"
-        if self._measured is None:
-            self._measured = _load(path)
-        name = f"{_model(data, config)}, torch {torch.__version__}, {platform.machine()}"
-        if name not in self._measured:
-            self.tell(f"measuring {_model(data, config)}, once")
-            try:
-                self._measured[name] = measured(config, DATA[data])
-            except ValueError:  # a package that it needs is not installed
-                self._measured[name] = None
-            known = {key: speed for key, speed in self._measured.items() if speed is not None}
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps(known, indent=2))
-        return self._measured[name]
-
-
-def measured(config: Config, data: DataSet) -> float:
-    """Training samples a second of the configuration's model on one core, from random inputs.
-
-    By the processor's time: what else the machine does should not count.
-    """
-    settings = config.sections["model"]
-    model = getattr(settings, "untrained", settings.build)().train()
-    batch = int(config.to_dict()["client"]["batch_size"]) if data.shape else TEXTS
-    x = torch.rand(batch, *data.shape) if data.shape else torch.randint(1, WORDS, (batch, LENGTH))
-    y = torch.arange(batch) % data.classes
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    took: list[float] = []
-    with threads(1), torch.random.fork_rng(devices=[]):
-        while len(took) < 2 or sum(took) < SECONDS:
-            begin = time.process_time()
-            optimizer.zero_grad()
-            cross_entropy(model(x), y).backward()
-            optimizer.step()
-            took.append(time.process_time() - begin)
-    return batch / median(took[1:])
 
 
 def _model(data: str, config: Config) -> str:
@@ -203,14 +150,6 @@ def _model(data: str, config: Config) -> str:
     told = config.to_dict()["model"]
     kind = " ".join(str(told[key]) for key in ("name", "source", "vectors") if key in told)
     return f"{kind} on {DATA[data].title}"
-
-
-def _load(path: Path) -> dict[str, float | None]:
-    try:
-        found: Mapping[str, float | None] = json.loads(path.read_text("utf-8"))
-        return dict(found)
-    except (OSError, ValueError, TypeError):  # it is measured anew
-        return {}
 
 
 def _hours(seconds: Sequence[float | None]) -> float | None:
