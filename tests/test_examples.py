@@ -118,11 +118,27 @@ def test_own_model_and_data_on_the_page_on_running_can_be_run(tmp_path: Path):
 
 def test_code_on_the_page_on_partitions_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    (block,) = blocks("docs/partitions.md")
+    block, _ = blocks("docs/partitions.md")
     scope: dict[str, Any] = {}
     exec(block, scope)
     assert scope["counts"].shape == (20, 10)
     assert (tmp_path / "clients.png").exists()
+
+
+@pytest.mark.slow
+def test_the_own_partition_on_the_page_can_be_drawn_and_run(tmp_path: Path):
+    _, mine = blocks("docs/partitions.md")
+    (tmp_path / "mine.py").write_text(mine, encoding="utf-8")
+    page = (ROOT / "docs/partitions.md").read_text("utf-8")
+    calls = re.findall(r"^    fedglad (.*mine:Hub.*)$", page, re.M)
+    assert len(calls) == 2
+    for call in calls:
+        command = [sys.executable, "-m", "fedglad", *call.split()]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+    (config,) = tmp_path.glob("runs/*/config.toml")
+    assert 'partition = "mine:Hub"' in config.read_text("utf-8")
+    assert 'partition_settings = {"share" = 0.6}' in config.read_text("utf-8")
 
 
 def test_the_picture_on_the_page_on_partitions_is_what_is_drawn():

@@ -134,7 +134,9 @@ def show(
         str, typer.Argument(help="A data set, or module:function.", autocompletion=_complete_name)
     ],
     clients: Annotated[int | None, typer.Option(help="How many share it.")] = None,
-    partition: Annotated[str | None, typer.Option(help="One of `fedglad list partitions`.")] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="One of `fedglad list partitions`, or module:Class.")
+    ] = None,
     alpha: Annotated[float | None, typer.Option(help="Of partitions that have one.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the partition.")] = None,
     set_: Annotated[
@@ -166,7 +168,8 @@ def show(
         counts = picture.class_counts(config.load_data())
     split = settings if isinstance(settings, Split) else None
     title = f"{name}, {split.words(counts.shape[1])}" if split else name
-    path = png or Path(f"{name.replace(':', '-')}-{split.partition if split else 'clients'}.png")
+    file = f"{name}-{split.partition if split else 'clients'}.png"
+    path = png or Path(file.replace(":", "-"))
     drawn = bool(png) or not (no_png or as_json)
     try:
         if drawn:

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 from fedglad import adapters, clients, data, filters, models, optimizers, samplers, weights
-from fedglad.config.build import build, settings_of
 from fedglad.config.fit import agree, check
 from fedglad.config.presets import PRESETS, Preset
+from fedglad.core.build import build, settings_of
 from fedglad.server.compatibility import refuse
 from fedglad.simulation import engines
 

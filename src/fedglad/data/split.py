@@ -1,11 +1,13 @@
 """How a data set comes to clients: the settings that every partitioned data set has."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from fedglad.data.partition import REGISTRY, Partition, named
+from fedglad.data.partition.base import check_parts
 from fedglad.rng import stream
 
 CLIENTS = "N; natural and centralised have their own number"
@@ -18,12 +20,13 @@ class Split:
     | field | meaning |
     |---|---|
     | `clients` | how many; `natural` and `centralised` have their own number, whatever it says |
-    | `partition` | a name of `fedglad.data.partition` |
+    | `partition` | a name of `fedglad.data.partition`, or a user's own, "package.module:Class" |
     | `alpha` | of `label-skew`, `fednlp` and `dirichlet`, which count it differently: see `words` |
     | `classes_per_client` | of `shards` |
     | `sigma` | of `quantity` |
     | `key` | of `natural`: a file with one key a sample |
     | `seed` | of everything random in the data |
+    | `partition_settings` | the fields of the partition's class that are not named above |
 
     >>> owners = Split(clients=3, partition="iid").owners(np.zeros(7))
     >>> [len(indices) for indices in owners]
@@ -44,10 +47,12 @@ class Split:
     sigma: Annotated[float, "quantity: sizes are log-normal; 0 is equal ones"] = 1.0
     key: Annotated[str, "natural: a file with one key a sample, .npy or lines of text"] = ""
     seed: Annotated[int, "of the split and the partition"] = 0
+    partition_settings: Annotated[
+        Mapping[str, Any] | None, "further fields of the partition, of an own one above all"
+    ] = None
 
     def __post_init__(self) -> None:
-        chosen = self._chosen()
-        if chosen.counts_clients:
+        if _counts_clients(self._chosen()):
             return
         if self.clients < 1 or self.clients > (self.samples or self.clients):
             limit = "1 or more"
@@ -58,8 +63,14 @@ class Split:
     def owners(self, labels: np.ndarray) -> list[np.ndarray]:
         """The indices of each client's samples; the same ones for the same labels and seed."""
         chosen = self._chosen()
-        number = 0 if chosen.counts_clients else self.clients
-        return chosen.split(labels, number, stream(self.seed, "partition"))
+        number = 0 if _counts_clients(chosen) else self.clients
+        parts = chosen.split(labels, number, stream(self.seed, "partition"))
+        if self.partition in REGISTRY:
+            return parts
+        try:
+            return check_parts(parts, len(labels), number)
+        except ValueError as error:
+            raise ValueError(f"partition = {self.partition!r}: {error}") from None
 
     def words(self, classes: int) -> str:
         """The partition with the setting it uses, and whose convention its α is.
@@ -69,15 +80,23 @@ class Split:
         """
         others = "as most other tools count it"
         total = f"α = {self.alpha:g} in total ({self.alpha / classes:g} per class, {others})"
-        return {
+        further = "".join(f", {k} = {v}" for k, v in (self.partition_settings or {}).items())
+        known = {
             "label-skew": f"label-skew, {total}",
             "fednlp": f"fednlp, {total}",
             "dirichlet": f"dirichlet, α = {self.alpha:g} per client, {others}",
             "shards": f"shards, at most {self.classes_per_client} classes per client",
             "quantity": f"quantity, log-normal sizes with σ = {self.sigma:g}",
             "natural": f"natural, by the keys in {self.key}",
-        }.get(self.partition, self.partition)
+        }
+        return known.get(self.partition, self.partition) + further
 
     def _chosen(self) -> Partition:
-        own = {field.name: getattr(self, field.name) for field in fields(Split)}
-        return named(self.partition, **own)
+        shared = {field.name: getattr(self, field.name) for field in fields(Split)}
+        further = shared.pop("partition_settings")
+        return named(self.partition, further, **shared)
+
+
+def _counts_clients(partition: Partition) -> bool:
+    """An own partition need not inherit from `Partition`."""
+    return getattr(partition, "counts_clients", False)

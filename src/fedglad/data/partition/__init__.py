@@ -16,9 +16,12 @@ to exactly one client, and each client at least one index. `base.py` has what th
 """
 
 import difflib
-from dataclasses import fields
-from typing import Any
+import importlib
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, cast
 
+from fedglad.core.build import build
 from fedglad.data.partition.base import Partition
 from fedglad.data.partition.dirichlet import Dirichlet
 from fedglad.data.partition.fednlp import FedNLP
@@ -39,12 +42,44 @@ REGISTRY: dict[str, type[Partition]] = {
 }
 
 
-def named(name: str, **settings: Any) -> Partition:
-    """The partition of that name; settings that it does not have are left out."""
-    if name not in REGISTRY:
+def named(name: str, further: Mapping[str, Any] | None = None, /, **settings: Any) -> Partition:
+    """The partition of that name; of `settings`, those that it does not have are left out.
+
+    `name` may also be a user's own, "package.module:Class". `further` are settings under names
+    that only this partition has, and are checked against its fields.
+    """
+    kind = _found(name)
+    own = {field.name for field in fields(kind)}  # pyright: ignore[reportArgumentType]
+    for key in further or {}:
+        if key in settings:
+            raise ValueError(f"partition_settings.{key}: give it as {key}, which all of them have")
+        if key not in own:
+            there = ", ".join(sorted(own - settings.keys())) or "none of its own"
+            raise ValueError(f"unknown key 'partition_settings.{key}': {name} has {there}")
+    values = {key: value for key, value in settings.items() if key in own}
+    if name in REGISTRY and not further:
+        return kind(**values)
+    try:
+        return build(kind, {**values, **(further or {})}, "partition_settings")
+    except ValueError as error:
+        raise ValueError(str(error).removeprefix("[partition_settings] ")) from None
+
+
+def _found(name: str) -> type[Partition]:
+    """The class of a name, or of "package.module:Class"."""
+    if name in REGISTRY:
+        return REGISTRY[name]
+    module, colon, attribute = name.partition(":")
+    if not colon:
         near = difflib.get_close_matches(name, REGISTRY, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(REGISTRY)}"
         raise ValueError(f"unknown partition {name!r}: {hint}")
-    kind = REGISTRY[name]
-    own = {field.name for field in fields(kind)}  # pyright: ignore[reportArgumentType]
-    return kind(**{key: value for key, value in settings.items() if key in own})
+    try:
+        kind: Any = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"partition = {name!r} cannot be loaded: {error}") from None
+    if not (is_dataclass(kind) and isinstance(kind, type) and hasattr(kind, "split")):
+        raise ValueError(
+            f"partition = {name!r} is not a dataclass with split(labels, clients, rng)"
+        )
+    return cast(type[Partition], kind)

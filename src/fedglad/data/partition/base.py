@@ -1,6 +1,7 @@
 """What a partition is, and what the partitions have in common."""
 
-from typing import ClassVar, Protocol
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -71,6 +72,25 @@ def check(labels: np.ndarray, clients: int) -> int:
             f"{len(labels)}"
         )
     return len(labels)
+
+
+def check_parts(parts: Sequence[Any], samples: int, clients: int) -> list[np.ndarray]:
+    """What a user's own partition gave, if it is one; `clients` is 0 if any number is right."""
+    found = [np.asarray(part) for part in parts]
+    if clients and len(found) != clients:
+        raise ValueError(f"split gave {len(found)} parts, and there are {clients} clients")
+    for k, part in enumerate(found):
+        if part.ndim != 1 or part.dtype.kind not in "iu" or not len(part):
+            raise ValueError(
+                f"split gave client {k} the shape {part.shape} of {part.dtype}: it must be one "
+                "vector of integers, the places of its samples, and not empty"
+            )
+        if part.min() < 0 or part.max() >= samples:
+            raise ValueError(f"split gave client {k} places outside of 0 … {samples - 1}")
+    times = np.bincount(np.concatenate(found), minlength=samples)
+    if times.max() > 1:
+        raise ValueError(f"split gave sample {times.argmax()} away {times.max()} times")
+    return found
 
 
 def check_alpha(settings: Partition, alpha: float) -> None:
