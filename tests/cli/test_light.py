@@ -1,7 +1,6 @@
 """Verbs that train nothing load no torch, and the version is there at once."""
 
 import os
-import signal
 import subprocess
 import sys
 import urllib.request
@@ -118,7 +117,7 @@ def test_the_live_page_loads_no_torch(runs: Path):
             assert "numpy" in libraries  # else nothing is seen in it
             assert "libtorch" not in libraries
         finally:
-            process.send_signal(signal.SIGINT)
+            process.terminate()
 
 
 def test_a_run_is_seen_to_load_torch(runs: Path):
