@@ -17,26 +17,18 @@ from typing import TYPE_CHECKING, Any
 from fedglad.core.lazy import lazily
 
 if TYPE_CHECKING:
-    from fedglad.adapters import Glad
-    from fedglad.core.validate import Guard
-    from fedglad.records import Record, Round, Statistics, Update
-    from fedglad.server.server import Server
+    from fedglad.adapters import Glad as Glad
+    from fedglad.core.validate import Guard as Guard
+    from fedglad.records import Record as Record
+    from fedglad.records import Round as Round
+    from fedglad.records import Statistics as Statistics
+    from fedglad.records import Update as Update
+    from fedglad.server.server import Server as Server
 
 __all__ = ["Glad", "Guard", "Record", "Round", "Server", "Statistics", "Update", "simulate"]
 
 # A Flower client without torch can import `fedglad`.
-__getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "Glad": "adapters",
-        "Guard": "core.validate",
-        "Record": "records",
-        "Round": "records",
-        "Server": "server",
-        "Statistics": "records",
-        "Update": "records",
-    },
-)
+__getattr__, __dir__ = lazily(__name__)
 
 __path__ = [*__path__, f"{__path__[0]}/moved"]  # names of 0.1 that have moved
 

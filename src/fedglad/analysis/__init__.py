@@ -15,12 +15,4 @@ if TYPE_CHECKING:
     from fedglad.analysis.replaying import Replayed as Replayed
     from fedglad.analysis.replaying import replay as replay
 
-__getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "Comparison": "comparison",
-        "Replayed": "replaying",
-        "compare": "comparison",
-        "replay": "replaying",
-    },
-)
+__getattr__, __dir__ = lazily(__name__)

@@ -7,4 +7,4 @@ from fedglad.core.lazy import lazily
 if TYPE_CHECKING:
     from fedglad.cli.main import app as app
 
-__getattr__, __dir__ = lazily(__name__, {"app": "main"})
+__getattr__, __dir__ = lazily(__name__)

@@ -28,19 +28,7 @@ if TYPE_CHECKING:
     from fedglad.clients.vrl_sgd import VRLSGD as VRLSGD
     from fedglad.clients.workbench import Workbench as Workbench
 
-__getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "VRLSGD": "vrl_sgd",
-        "FedDyn": "feddyn",
-        "FedNova": "fednova",
-        "FedProx": "fedprox",
-        "FedSGD": "fedsgd",
-        "Plain": "method",
-        "Scaffold": "scaffold",
-        "Workbench": "workbench",
-    },
-)
+__getattr__, __dir__ = lazily(__name__)
 
 REGISTRY = {
     "plain": "fedglad.clients.method:Plain",

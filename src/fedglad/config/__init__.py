@@ -23,17 +23,4 @@ if TYPE_CHECKING:
     from fedglad.config.schema import parse_value as parse_value
     from fedglad.config.schema import simulate as simulate
 
-__getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "FORMAT": "schema",
-        "PRESETS": "presets",
-        "Config": "schema",
-        "ConfigError": "schema",
-        "Preset": "presets",
-        "find": "schema",
-        "load": "schema",
-        "parse_value": "schema",
-        "simulate": "schema",
-    },
-)
+__getattr__, __dir__ = lazily(__name__)

@@ -36,21 +36,7 @@ if TYPE_CHECKING:
     from fedglad.data.texts import AGNews76k as AGNews76k
     from fedglad.data.texts import TwentyNews as TwentyNews
 
-__getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "AGNews": "texts",
-        "AGNews76k": "texts",
-        "CIFAR10": "images",
-        "Digits": "digits",
-        "Federation": "federation",
-        "MNIST": "images",
-        "Partitioned": "federation",
-        "Split": "split",
-        "Synthetic": "synthetic",
-        "TwentyNews": "texts",
-    },
-)
+__getattr__, __dir__ = lazily(__name__)
 
 REGISTRY = {
     "digits": "fedglad.data.digits:Digits",

@@ -7,38 +7,16 @@ Nothing is loaded before it is used: `report_norms` needs NumPy alone, the other
 Knows server, samplers and runs; nothing of the library but the command line may import it.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fedglad.core.lazy import lazily
 
 if TYPE_CHECKING:
-    from fedglad.flower.mods import report_norms
-    from fedglad.flower.monitor import Monitor
-    from fedglad.flower.strategy import FedGLAD, NothingTrained
+    from fedglad.flower.mods import report_norms as report_norms
+    from fedglad.flower.monitor import Monitor as Monitor
+    from fedglad.flower.strategy import FedGLAD as FedGLAD
+    from fedglad.flower.strategy import NothingTrained as NothingTrained
 
 __all__ = ["FedGLAD", "Monitor", "NothingTrained", "report_norms"]
 
-_HOMES = {
-    "FedGLAD": "strategy",
-    "Monitor": "monitor",
-    "NothingTrained": "strategy",
-    "report_norms": "mods",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "flwr":
-            raise
-        raise ImportError(
-            f"fedglad.flower.{name} needs Flower: pip install 'fedglad[flower]'"
-        ) from error
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazily(__name__, {"flwr": "Flower: pip install 'fedglad[flower]'"})

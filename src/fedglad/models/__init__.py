@@ -36,20 +36,7 @@ if TYPE_CHECKING:
     from fedglad.models.resnet import ResNet56GroupNorm as ResNet56GroupNorm
     from fedglad.models.softmax import SoftmaxRegression as SoftmaxRegression
 
-__getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "BiLSTM": "bilstm",
-        "Encoder": "encoder",
-        "FedOptCNN": "cnn",
-        "MLP": "mlp",
-        "ResNet56": "resnet",
-        "ResNet56Basic": "resnet",
-        "ResNet56GroupNorm": "resnet",
-        "SmallCNN": "cnn",
-        "SoftmaxRegression": "softmax",
-    },
-)
+__getattr__, __dir__ = lazily(__name__)
 
 REGISTRY = {
     "softmax": "fedglad.models.softmax:SoftmaxRegression",

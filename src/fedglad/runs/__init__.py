@@ -19,16 +19,4 @@ if TYPE_CHECKING:
     from fedglad.runs.sweeping import tasks as tasks
     from fedglad.runs.tuning import tune as tune
 
-__getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "Interrupted": "folder",
-        "Run": "reader",
-        "RunError": "reader",
-        "Task": "sweeping",
-        "execute": "running",
-        "sweep": "sweeping",
-        "tasks": "sweeping",
-        "tune": "tuning",
-    },
-)
+__getattr__, __dir__ = lazily(__name__)

@@ -23,22 +23,7 @@ if TYPE_CHECKING:
     from fedglad.samplers.scripted import Scripted as Scripted
     from fedglad.samplers.uniform import Uniform as Uniform
 
-__getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "AdaFL": "adafl",
-        "Clustered": "clustered",
-        "Cohort": "base",
-        "FedML": "fedml",
-        "MD": "md",
-        "Optimal": "optimal",
-        "Pool": "base",
-        "PowerOfChoice": "power_of_choice",
-        "Sampler": "base",
-        "Scripted": "scripted",
-        "Uniform": "uniform",
-    },
-)
+__getattr__, __dir__ = lazily(__name__)
 
 REGISTRY = {
     "uniform": "fedglad.samplers.uniform:Uniform",

@@ -20,13 +20,4 @@ if TYPE_CHECKING:
     from fedglad.server.server import Server as Server
 
 
-__getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "REGISTRIES": "server",
-        "Collector": "from_sums",
-        "Method": "server",
-        "Server": "server",
-        "Sums": "from_sums",
-    },
-)
+__getattr__, __dir__ = lazily(__name__)

@@ -12,4 +12,4 @@ if TYPE_CHECKING:
     from fedglad.simulation.simulation import Parts as Parts
     from fedglad.simulation.simulation import Simulation as Simulation
 
-__getattr__, __dir__ = lazily(__name__, {"Parts": "simulation", "Simulation": "simulation"})
+__getattr__, __dir__ = lazily(__name__)
