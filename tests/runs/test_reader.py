@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -495,3 +497,67 @@ def test_a_thousand_cuts(real: Path, tmp_path: Path, how: list[Any]):
 @given(changes)
 def test_a_thousand_wrong_types(real: Path, tmp_path: Path, how: list[Any]):
     of_any_type(real, tmp_path, how)
+
+
+# ----------------------------------------------------------------------------------------- strict
+
+
+def test_lines_end_at_the_first_that_is_not_json(tmp_path: Path):
+    run = Run(damage(write(tmp_path), '{"round": 0}\n7\n{"round": 2}\n{"rou\n{"round": 4}\n'))
+    found = run.lines()
+    assert found.records == [{"round": 0}, 7, {"round": 2}]
+    assert (found.damaged, found.cut_off) == (4, False)
+    assert run.rounds() == [{"round": 0}]  # 7 is JSON, and no round
+
+
+def test_a_last_line_without_its_end_is_cut_off(tmp_path: Path):
+    found = Run(damage(write(tmp_path), '{"round": 0}\n{"rou')).lines()
+    assert (found.records, found.damaged, found.cut_off) == ([{"round": 0}], 2, True)
+    found = Run(damage(tmp_path, '{"round": 0}\n{"rou\n')).lines()
+    assert (found.damaged, found.cut_off) == (2, False)
+
+
+def test_no_rounds_yet(tmp_path: Path):
+    assert Run(tmp_path).lines().records == Run(tmp_path / "absent").rounds() == []
+    (tmp_path / "rounds.jsonl").mkdir()
+    assert Run(tmp_path).rounds() == []
+
+
+def test_a_damaged_configuration_or_summary_is_an_error(tmp_path: Path):
+    run = Run(damage(damage(tmp_path, "[adapter", "config.toml"), "[]", "summary.json"))
+    with pytest.raises(RunError, match=r"config\.toml cannot be read"):
+        _ = run.config
+    with pytest.raises(RunError, match=r"summary\.json is damaged: \[\] is no summary"):
+        _ = run.summary
+    assert (Run(tmp_path / "x").config, Run(tmp_path / "x").summary) == (None, None)
+
+
+def test_what_the_checkpoints_of_a_run_say(real: Path, tmp_path: Path):
+    run = Run(shutil.copytree(real, tmp_path / "run"))
+    sizes = run.sizes()
+    tensors = run.rounds()[0]["tensors"]
+    assert sizes
+    assert list(sizes) == list(tensors)
+    assert run.clients() == len(json.loads((real / "labels.json").read_text())["counts"])
+    *_, newest = sorted((run.folder / "checkpoints").glob("*.safetensors"))
+    newest.write_bytes(b"\xff" * 100)  # as if its header were endless
+    older = list((run.folder / "checkpoints").glob("*.safetensors"))
+    assert run.sizes() == (sizes if len(older) > 1 else None)
+    shutil.rmtree(run.folder / "checkpoints")
+    assert run.sizes() is None
+
+
+def test_the_nodes_of_a_federation_are_counted_in_its_newest_checkpoint(tmp_path: Path):
+    (tmp_path / "checkpoints").mkdir()
+    for t, names in ((1, ["a"]), (2, ["a", "b", "c"])):
+        state = {"round": t, "sampler": {"nodes": {"names": names}}}
+        (tmp_path / "checkpoints" / f"{t:06d}.json").write_text(json.dumps(state))
+    assert Run(tmp_path).clients() == 3
+    (tmp_path / "checkpoints" / "000002.json").write_text("{")
+    assert Run(tmp_path).clients() == 1
+
+
+def test_reading_loads_no_torch():
+    script = "import sys, fedglad.runs.reader; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "False"
