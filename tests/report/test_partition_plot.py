@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedglad.data.split import Split
-from fedglad.report.plots.partition import write as png
+from fedglad.report.plots.partition import png
 
 COUNTS = np.array([[8, 0, 0], [4, 4, 0], [1, 1, 2]])
 

@@ -173,9 +173,9 @@ def show(
     drawn = bool(png) or not (no_png or as_json)
     try:
         if drawn:
-            from fedglad.report.plots import partition as partition_plot
+            from fedglad.report.plots.partition import png as draw
 
-            partition_plot.write(counts, path, title=title)
+            draw(counts, path, title=title)
     except (ModuleNotFoundError, OSError) as reason:
         error(f"no PNG: {reason}")
         drawn = False

@@ -14,7 +14,7 @@ WIDTH = 10.0  # inches
 MOST = 1000  # clients: more columns than that are narrower than a pixel
 
 
-def write(counts: np.ndarray, path: str | Path, *, title: str = "") -> None:
+def png(counts: np.ndarray, path: str | Path, *, title: str = "") -> None:
     """Draws the counts of `fedglad.data.picture.class_counts`."""
     with paper_style(SCREEN_POINTS):
         save(draw(counts, title), Path(path), "png", SCREEN_DPI)
