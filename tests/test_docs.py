@@ -1,7 +1,9 @@
 """docs/api.md: every public name is in it, as the docstrings say it today."""
 
+import ast
 import importlib.util
 import inspect
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -63,3 +65,28 @@ def test_names_that_users_type_are_public():
         "fedglad.server": "Collector",
     }.items():
         assert (place, name) in NAMES
+
+
+CONTRIBUTING = (DOCS.parent / "CONTRIBUTING.md").read_text("utf-8")
+SOURCE = DOCS.parent / "src" / "fedglad"
+
+
+@pytest.mark.parametrize("station", re.findall(r"`([\w/]+\.py):(\w+)`", CONTRIBUTING))
+def test_the_walk_through_a_run_names_what_is_there(station: tuple[str, str]):
+    path, function = station
+    tree = ast.parse((SOURCE / path).read_text("utf-8"))
+    assert function in {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
+
+
+def test_the_walk_is_short():
+    """Half of what it was: about sixty hops in thirteen stations."""
+    walk = CONTRIBUTING.split("## One run")[1].split("## Adding")[0]
+    assert len(re.findall(r"`[\w/]+\.py:\w+`", walk)) <= 30
+    assert len(re.findall(r"^\d+\. ", walk, re.M)) <= 13
+
+
+def test_the_tree_has_every_part_of_the_package():
+    table = CONTRIBUTING.split("## The house")[1].split("`tests/` mirrors")[0]
+    named = set(re.findall(r"`([\w]+)(?:\.py|/)`", table))
+    there = {path.stem for path in SOURCE.iterdir() if path.suffix in ("", ".py")}
+    assert there - {"__init__", "__main__", "__pycache__"} <= named
