@@ -131,8 +131,8 @@ class Optimal(Samples):
         while not chosen.any():
             chosen = rng.random(len(p)) < p
         some = 1 - np.prod(1 - p)
-        found = np.divide(shares * some, p, out=np.zeros_like(p), where=chosen)
-        return found, {"round": [t + 1]}
+        weighed = np.divide(shares * some, p, out=np.zeros_like(p), where=chosen)
+        return weighed, {"round": [t + 1]}
 
 
 def optimal_probabilities(u: np.ndarray, m: int) -> np.ndarray:

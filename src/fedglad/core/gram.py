@@ -47,8 +47,8 @@ class Gram:
 
     def distances_sq(self) -> np.ndarray:
         """‖g_j − g_k‖² for all pairs."""
-        own = np.diag(self.total)
-        return np.maximum(own[:, None] + own[None, :] - 2 * self.total, 0)
+        sq = np.diag(self.total)
+        return np.maximum(sq[:, None] + sq[None, :] - 2 * self.total, 0)
 
     def distances_to_mean(self) -> np.ndarray:
         """‖g_k − ḡ‖ with ḡ the plain mean: also ‖θ_k − θ̄‖."""

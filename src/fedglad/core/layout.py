@@ -109,13 +109,13 @@ class Layout:
 
     def parts(self, tensors: Sequence[Tensor]) -> list[Tensor | None]:
         """For each block, where it lies in one of the tensors; None where it does not as it is."""
-        found: list[Tensor | None] = [None] * len(self.blocks)
+        blocks: list[Tensor | None] = [None] * len(self.blocks)
         for first, index, full, size in self.runs:
             x = tensors[index]
             if x.dtype == self.dtype and x.device == self.device:
                 parts = x[:full].split(size)
-                found[first : first + len(parts)] = parts
-        return found
+                blocks[first : first + len(parts)] = parts
+        return blocks
 
     def pack(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The flat vector of named tensors."""
@@ -166,11 +166,11 @@ def _blocks(starts: tuple[int, ...], numels: tuple[int, ...], row: int) -> Itera
 def _runs(blocks: tuple[Block, ...]) -> Iterator[tuple[int, int, int, int]]:
     """(first block, tensor, elements, elements of a block) of what is cut into whole blocks."""
     whole = ((at, block.whole) for at, block in enumerate(blocks) if block.whole)
-    for index, run in groupby(whole, lambda found: found[1].index):
-        found = list(run)
-        first, last = found[0][1].span, found[-1][1].span
+    for index, run in groupby(whole, lambda pair: pair[1].index):
+        pairs = list(run)
+        first, last = pairs[0][1].span, pairs[-1][1].span
         if first.start == 0:
-            yield found[0][0], index, last.stop, first.stop
+            yield pairs[0][0], index, last.stop, first.stop
 
 
 def _even(full: int, row: int) -> Iterator[slice]:
@@ -226,18 +226,18 @@ def split(
         first = {id(p): name for name, p in model.named_parameters()}
         all_names = model.named_parameters(remove_duplicate=False)
         aliases = {name: first[id(p)] for name, p in all_names if first[id(p)] != name}
-        found = state.keys() - first.values() - aliases.keys()
+        buffer_names = state.keys() - first.values() - aliases.keys()
     else:
         state = {name: _named(name, value) for name, value in model.items()}
-        found = {n for n, t in state.items() if not _is_parameter(n, t)}
+        buffer_names = {n for n, t in state.items() if not _is_parameter(n, t)}
     if buffers is not None:
-        found = set(buffers)
-        if unknown := found - state.keys():
+        buffer_names = set(buffers)
+        if unknown := buffer_names - state.keys():
             raise ValueError(
                 f"buffers= names {sorted(unknown)[0]!r}, which the model does not have"
             )
-    named_buffers = {name: t for name, t in state.items() if name in found}
-    parameters = {n: t for n, t in state.items() if n not in found and n not in aliases}
+    named_buffers = {name: t for name, t in state.items() if name in buffer_names}
+    parameters = {n: t for n, t in state.items() if n not in buffer_names and n not in aliases}
     return Layout(parameters, named_buffers, aliases), parameters, named_buffers
 
 

@@ -197,7 +197,7 @@ class Intake:
     def _statistics(self, shares: np.ndarray, sq: np.ndarray, mean_sq: np.ndarray) -> Statistics:
         """The cohort in numbers; `sq` is ‖g_k‖² (k, tensor) as the updates entered the mean.
 
-        Normalised updates are brought back to the length of the mean client's: times τ = Σ w a.
+        Normalised updates get the length of the mean client's again: times τ = Σ w a.
         """
         if self.lengths is not None:
             steps = [update.steps for update in self.accepted if update.steps is not None]

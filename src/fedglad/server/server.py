@@ -38,8 +38,11 @@ class Method(Protocol):
     `extra`, how many there were, and its own state (named packed vectors, {} at first). Returns the
     new state and a shift that is added to θ after the step, or None.
 
-    One with `wants_extra = False` gets no extra. One with `lengths(steps) -> a` is for clients that
-    send their updates divided by a (FedNova): the mean is then multiplied by Σ w a.
+    | optional member | meaning |
+    |---|---|
+    | `wants_extra` | False: clients send no `extra`, and it is not called; True by default |
+    | `lengths(steps) -> a` | for clients that send updates divided by a (FedNova): the mean is |
+    |                       | multiplied by Σ w a |
     """
 
     def __call__(
