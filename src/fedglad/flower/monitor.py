@@ -15,10 +15,8 @@ from fedglad.flower import log
 from fedglad.flower.folder import Folder
 from fedglad.flower.nodes import Directory
 from fedglad.flower.session import Keys, Session, Trained
-from fedglad.flower.settings import Share
 from fedglad.flower.strategy import EvaluateFn, FedGLAD
 from fedglad.flower.transport import in_order
-from fedglad.optimizers import SGD
 from fedglad.samplers.base import Cohort
 
 SEEN = ("configure_train", "aggregate_train", "aggregate_evaluate")
@@ -215,22 +213,5 @@ class Monitor(Strategy):
         return self._inner.get(name) or getattr(self.inner, name)
 
     def _begin(self, arrays: ArrayRecord) -> Session:
-        settings: dict[str, Any] = {
-            "optimizer": SGD(),
-            "adapter": self.adapter,
-            "filter": None,
-            "weighting": None,
-            "buffers": self.buffers,
-            "guard": self.guard,
-        }
-        return Session(
-            arrays,
-            settings,
-            optimizer=SGD(),
-            sampler=Share(),
-            seed=0,
-            directory=Directory("auto"),
-            keys=self.keys,
-            least=1,
-            report="updates",
-        )
+        settings = {"adapter": self.adapter, "buffers": self.buffers, "guard": self.guard}
+        return Session(arrays, settings, directory=Directory("auto"), keys=self.keys)

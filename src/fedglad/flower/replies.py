@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
 from fedglad.core.validate import as_number
 from fedglad.flower.mods import NORMS
-from fedglad.records import Failure, Update
+from fedglad.records import Update
 
 LONGEST = 500  # letters of what a client says
 
@@ -169,11 +169,6 @@ def without_norms(content: RecordDict) -> RecordDict:
             record = MetricRecord({k: v for k, v in record.items() if k != NORMS})
         kept[key] = record
     return kept
-
-
-def failed(client: int | str, reason: object) -> Failure:
-    """In place of an update."""
-    return Failure(client, str(reason))
 
 
 def sent(values: Mapping[str, np.ndarray], order: Iterable[str]) -> ArrayRecord:

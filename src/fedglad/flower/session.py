@@ -21,7 +21,6 @@ from fedglad.flower.replies import (
     Unusable,
     accuracy_of,
     decoded,
-    failed,
     loss_of,
     plain,
     read,
@@ -30,8 +29,9 @@ from fedglad.flower.replies import (
     weight_of,
     without_norms,
 )
+from fedglad.flower.settings import Share
 from fedglad.flower.transport import exchange, wait_for
-from fedglad.optimizers import Optimizer
+from fedglad.optimizers import SGD, Optimizer
 from fedglad.records import Failure, Record, Round, Update
 from fedglad.rng import stream
 from fedglad.samplers.base import Cohort, Pool, Sampler
@@ -82,16 +82,19 @@ class Session(Driver):
         arrays: ArrayRecord,
         server: Mapping[str, Any],
         *,
-        optimizer: Optimizer,
-        sampler: Sampler,
-        seed: int,
         directory: Directory,
         keys: Keys,
-        least: int,
-        report: str,
+        sampler: Sampler = Share(),  # noqa: B008 - frozen
+        seed: int = 0,
+        least: int = 1,
+        report: str = "updates",
+        rounds: int | None = None,
         memories: Path | None = None,
     ) -> None:
-        """`memories` is the folder for what a sampler wants kept, by default a temporary one."""
+        """`server` are its settings; a schedule ends with the last of `rounds`, where known.
+
+        `memories` is the folder for what a sampler wants kept, by default a temporary one.
+        """
         try:
             values = decoded(arrays)
         except Unusable as error:
@@ -101,15 +104,16 @@ class Session(Driver):
                 raise ValueError(
                     f"initial_arrays: {name!r} holds NaN or inf, nothing can be learned"
                 )
-        self.weighting = server["weighting"] or Samples()
+        self.weighting = server.get("weighting") or Samples()
+        self.optimizer: Optimizer = server.get("optimizer") or SGD()
         settings: dict[str, Any] = {
             **server,
+            "optimizer": self.optimizer.within(rounds) if rounds else self.optimizer,
             "weighting": sampler.weighting or self.weighting,
             "distances": sampler.distances,
         }
         super().__init__(Server(values, **settings), sampler, seed, memories=memories)
         self.order = tuple(arrays)
-        self.optimizer = optimizer
         self.directory, self.keys, self.least, self.report = directory, keys, least, report
         self._memo: dict[Any, Any] = {}  # of the pools
         self._met = False  # whether the nodes of a first round were there
@@ -226,10 +230,6 @@ class Session(Driver):
         trained.reasons, trained.failed = reasons, list(failed.values())
         return trained
 
-    def untrained(self) -> Trained:
-        """A round in which nobody was asked to train."""
-        return Trained(Record("skipped", "fraction_train is 0"))
-
     def aggregate(
         self, cohort: Cohort, replies: Iterator[Message | None], waited: float
     ) -> Trained:
@@ -277,8 +277,9 @@ class Session(Driver):
         line["metrics"] = {part: plain(found) for part, found in known.items()}
         return line
 
-    def evaluators(self, fraction: float, least: int) -> list[int]:
+    def evaluators(self, grid: Grid, timeout: float, fraction: float, least: int) -> list[int]:
         """Who tests the model: a share of the connected, at least so many, drawn by the round."""
+        self.directory.refresh(grid, timeout)
         online = sorted(self.directory.online)
         r = min(max(int(len(online) * fraction), least), len(online))
         return stream(self.seed, "evaluators", self.t).choice(online, r, replace=False).tolist()
@@ -320,7 +321,7 @@ class Session(Driver):
                 assert message is not None
                 update = update_of(message, reply, client, weight)
             except Unusable as reason:
-                update = failed(client, reason)
+                update = Failure(client, str(reason))
             del message
             yield update
             del update

@@ -24,6 +24,7 @@ from fedglad.flower.session import Keys, Session, Trained
 from fedglad.flower.settings import Share
 from fedglad.flower.transport import exchange, in_order
 from fedglad.optimizers import SGD, Optimizer
+from fedglad.records import Record
 from fedglad.samplers.base import Cohort, Sampler
 from fedglad.server.compatibility import refuse
 from fedglad.weights import Samples
@@ -234,9 +235,7 @@ class FedGLAD(Strategy):
         if not self.fraction_evaluate:
             return []
         session = self._session(arrays, server_round, take_over=False)
-        session.directory.refresh(grid, self.round_timeout or 3600.0)
-        clients = session.evaluators(self.fraction_evaluate, self.min_evaluate_nodes)
-        messages = session.messages(clients, arrays, config, MessageType.EVALUATE)
+        clients, messages = self._evaluators(session, grid, arrays, config, 3600.0)
         self._asked["evaluate"] = Cohort(tuple(clients)), messages
         return messages
 
@@ -257,9 +256,9 @@ class FedGLAD(Strategy):
         rounds: int | None,
         folder: str | PathLike[str] | None = None,
     ) -> Session:
-        """A session at its first round; a schedule ends with the run's last, if that is known."""
+        """A session at its first round."""
         settings = {
-            "optimizer": self.optimizer.within(rounds) if rounds else self.optimizer,
+            "optimizer": self.optimizer,
             "adapter": self.adapter,
             "filter": self.filter,
             "weighting": self.weighting,
@@ -270,7 +269,7 @@ class FedGLAD(Strategy):
         return Session(
             arrays,
             settings,
-            optimizer=self.optimizer,
+            rounds=rounds,
             sampler=self.sampler,
             seed=self.seed,
             directory=Directory(self.nodes),
@@ -302,18 +301,29 @@ class FedGLAD(Strategy):
     def _train(self, session: Session, grid: Grid, config: ConfigRecord, timeout: float) -> Trained:
         if not self.fraction_train:
             session.wait(grid, self.round_timeout or timeout)
-            return session.untrained()
+            return Trained(Record("skipped", "fraction_train is 0"))
         return session.train(grid, config, self.round_timeout or timeout, self.retries)
 
     def _evaluate(
         self, session: Session, grid: Grid, config: ConfigRecord, timeout: float
     ) -> MetricRecord | None:
         waited = self.round_timeout or timeout
-        session.directory.refresh(grid, waited)
-        clients = session.evaluators(self.fraction_evaluate, self.min_evaluate_nodes)
-        messages = session.messages(clients, session.arrays(), config, MessageType.EVALUATE)
+        clients, messages = self._evaluators(session, grid, session.arrays(), config, timeout)
         found = session.evaluations(clients, exchange(grid, messages, waited), waited)
         return self._averaged(found, "evaluate")
+
+    def _evaluators(
+        self,
+        session: Session,
+        grid: Grid,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        timeout: float,
+    ) -> tuple[list[int], list[Message]]:
+        """Who tests the model, and the messages to them."""
+        share, least = self.fraction_evaluate, self.min_evaluate_nodes
+        clients = session.evaluators(grid, self.round_timeout or timeout, share, least)
+        return clients, session.messages(clients, arrays, config, MessageType.EVALUATE)
 
     def _averaged(self, contents: list[RecordDict], what: str) -> MetricRecord | None:
         """The metrics by the user's function; if it fails, training goes on without them."""

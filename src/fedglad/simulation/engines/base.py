@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedglad.clients.method import Loss, Memory, Plain, Prepare
-from fedglad.clients.workbench import Result, Workbench, as_stored
+from fedglad.clients.workbench import Workbench, as_stored
 from fedglad.core.memory import Memories
 from fedglad.records import Bundle, Failure, Several, Update
 from fedglad.rng import stream
@@ -108,40 +109,49 @@ class Worker:
         self.test = job.data.test()
         self.prepare: Prepare = getattr(job.data, "prepare", as_stored)
 
-    def train(self, call: Call, client: int, memory: Memory, out: Tensor | None = None) -> Result:
-        """One client's round; `call` is on the device."""
-        job, device = self.job, self.device
-        x, y = job.data.client(client)
-        rng = stream(job.seed, "client", call.t, client)
-        result = self.bench.train(
-            job.client,
-            call.theta,
-            call.buffers,
-            x.to(device),
-            y.to(device),
-            rng,
-            order=job.client.order(job.seed, client),
-            prepare=self.prepare,
-            memory=_on(memory, device),
-            sent=call.sent,
-            out=out if device.type == "cpu" else None,
-        )
-        if device.type != "cpu":
-            result.delta = result.delta.cpu() if out is None else out.copy_(result.delta)
-            result.buffers, result.memory = _on(result.buffers, CPU), _on(result.memory, CPU)
-            result.extra = None if result.extra is None else result.extra.cpu()
-        return result
+    def train(
+        self,
+        call: Call,
+        client: int,
+        out: Tensor,
+        extra: Tensor | None = None,
+        version: int | None = None,
+    ) -> "Report | Failure":
+        """One client's round; `call` is on the device, what the client sends in `out` and `extra`.
 
-    def recall(self, client: int, version: int | None = None) -> Memory:
-        """What the client remembers; if the disk fails, it is no client's fault: OSError."""
-        if (memories := self.job.memories) is None:
-            return {}
-        return memories.read(client, memories.version(client) if version is None else version)
-
-    def remember(self, call: Call, client: int, result: Result) -> None:
-        """Keeps what the client would remember; OSError as above."""
-        if self.job.memories:
-            self.job.memories.propose(client, call.t, result.memory)
+        It has the memory of a version, by default the last that this process knows of. If the disk
+        fails, it is no client's fault: OSError.
+        """
+        job, device, memories = self.job, self.device, self.job.memories
+        memory: Memory = {}
+        if memories:
+            memory = memories.read(client, memories.version(client) if version is None else version)
+        try:
+            x, y = job.data.client(client)
+            result = self.bench.train(
+                job.client,
+                call.theta,
+                call.buffers,
+                x.to(device),
+                y.to(device),
+                stream(job.seed, "client", call.t, client),
+                order=job.client.order(job.seed, client),
+                prepare=self.prepare,
+                memory=_on(memory, device),
+                sent=call.sent,
+                out=out if device.type == "cpu" else None,
+            )
+            if device.type != "cpu":
+                out.copy_(result.delta)
+                result.buffers, result.memory = _on(result.buffers, CPU), _on(result.memory, CPU)
+                result.extra = None if result.extra is None else result.extra.cpu()
+            if extra is not None and result.extra is not None:
+                result.extra = extra.copy_(result.extra)
+        except Exception as error:
+            return Failure(client, f"{type(error).__name__}: {error}", traceback.format_exc())
+        if memories:
+            memories.propose(client, call.t, result.memory)
+        return Report(result.steps, result.loss, result.buffers, result.extra)
 
     def call(self, t: int, packed: Packed, sent: Memory) -> Call:
         """What the clients of a round are sent, on the device."""

@@ -6,7 +6,6 @@ round and client, to the same bits.
 """
 
 import math
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -79,15 +78,14 @@ class LocalEngine:
     def _group(self, slot: int, clients: Sequence[int], results: Any) -> Group:
         if isinstance(results, Lost):
             return Several(Failure(client, results.reason) for client in clients)
-        answers = enumerate(zip(clients, results, strict=True))
-        reports = [self._report(slot, at, client, answer) for at, (client, answer) in answers]
+        reports = [self._report(slot, at, answer) for at, answer in enumerate(results)]
         return as_group(self.job, clients, self.slots[slot], reports)
 
-    def _report(self, slot: int, at: int, client: int, answer: Any) -> Report | Failure:
+    def _report(self, slot: int, at: int, answer: Any) -> Report | Failure:
         if isinstance(answer, OSError):
             raise answer
-        if isinstance(answer[0], str):
-            return Failure(client, *answer)
+        if isinstance(answer, Failure):
+            return answer
         *rest, has_extra = answer
         return Report(*rest, extra=self.extras[slot, at] if has_extra else None)
 
@@ -114,22 +112,15 @@ class LocalEngine:
         worker = Worker(self.job, self.device)
 
         def answer(call: Call, client: int, version: int, delta: Tensor, slot: int, at: int) -> Any:
+            extra = self.extras[slot, at] if len(self.extras) else None
             try:
-                memory = worker.recall(client, version)
+                report = worker.train(call, client, delta, extra, version)
             except OSError as error:
                 return error
-            try:
-                result = worker.train(call, client, memory, out=delta)
-                sends = len(self.extras) > 0 and result.extra is not None
-                if result.extra is not None and sends:
-                    self.extras[slot, at] = result.extra
-            except Exception as error:
-                return f"{type(error).__name__}: {error}", traceback.format_exc()
-            try:
-                worker.remember(call, client, result)
-            except OSError as error:
-                return error
-            return result.steps, result.loss, _arrays(result.buffers), sends
+            if isinstance(report, Failure):
+                return report
+            sends = extra is not None and report.extra is not None
+            return report.steps, report.loss, _arrays(report.buffers or {}), sends
 
         def train(slot: int, t: int, buffers: Any, clients: Sequence[tuple[int, int]]) -> list[Any]:
             call = worker.call(t, (self.theta, _tensors(buffers)), self.sent)
@@ -137,7 +128,7 @@ class LocalEngine:
             answers: list[Any] = []
             for at, (client, version) in enumerate(clients):
                 if deaths[at] >= TRIES:
-                    answers.append((f"its worker died {TRIES} times",))
+                    answers.append(Failure(client, f"its worker died {TRIES} times"))
                     continue
                 deaths[at] += 1  # taken back if it lives
                 answers.append(answer(call, client, version, deltas[at], slot, at))

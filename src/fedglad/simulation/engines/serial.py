@@ -1,21 +1,16 @@
 """One client after the other in this process: the reference, and the one to debug with."""
 
-import traceback
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
 
 from fedglad.clients.method import Memory
 from fedglad.core.threads import threads
-from fedglad.records import Failure
 from fedglad.simulation.engines.base import (
     GROUP_BYTES,
-    Call,
     Evaluation,
     Group,
     Packed,
-    Report,
     Worker,
     as_group,
 )
@@ -37,17 +32,8 @@ class SerialEngine:
             clients = cohort[k : k + len(self.deltas)]
             with threads(1):
                 pairs = zip(clients, self.deltas[: len(clients)], strict=True)
-                reports = [self._client(call, client, out) for client, out in pairs]
+                reports = [self.worker.train(call, client, out) for client, out in pairs]
             yield as_group(self.worker.job, clients, self.deltas, reports)
-
-    def _client(self, call: Call, client: int, out: Tensor) -> Report | Failure:
-        memory = self.worker.recall(client)
-        try:
-            result = self.worker.train(call, client, memory, out)
-        except Exception as error:
-            return Failure(client, f"{type(error).__name__}: {error}", traceback.format_exc())
-        self.worker.remember(call, client, result)
-        return Report(result.steps, result.loss, result.buffers, result.extra)
 
     def evaluate(self, packed: Packed) -> Evaluation:
         with threads(1):
