@@ -728,6 +728,29 @@ class Changing(nn.Module):
         return self.inner(nn.functional.dropout(input.flatten(1), 0.5)) / self.calls
 
 
+class Grouped(nn.Module):
+    """vmap takes a convolution before a group norm for several clients, but not for one alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4)
+        self.dense = nn.Linear(4 * 36, 10)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.dense(self.norm(self.conv(input)).flatten(1))
+
+
+def test_a_model_that_vmap_takes_only_for_several_clients_is_not_refused():
+    torch.manual_seed(2)
+    client = Plain(lr=0.05, batch_size=8)
+    found, wanted = (
+        trained(engine, images(8, 8, 8), copy.deepcopy(model), client)
+        for model in [Grouped()]
+        for engine in (Batched(), Serial())
+    )
+    assert max(far(a, b) for a, b in zip(found, wanted, strict=True)) < 2e-5
+
+
 def test_trying_a_model_out_leaves_no_trace():
     data, model, client = tiny_data(8, 8), Changing(), Plain(lr=0.05, batch_size=8)
     untried = BatchedEngine(Worker(job(data, model, client), torch.device("cpu")), 1)

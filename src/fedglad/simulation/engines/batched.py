@@ -12,6 +12,7 @@ buffer (batch normalisation) nothing is filled up: clients of equal size go toge
 
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import Any, cast
 
@@ -40,7 +41,7 @@ from fedglad.simulation.engines.samples import Batches, Member, Samples, fetch, 
 from fedglad.simulation.engines.serial import SerialEngine
 
 GROUP_ELEMENTS = 1 << 22  # parameters, or inputs, of all clients that are trained together
-TRIED = 2  # samples that a model is tried out on; of one alone no batch norm can be trained
+TRIED = 2  # clients and samples that a model is tried out on; few layers can do with one alone
 
 
 class BatchedEngine(SerialEngine):
@@ -80,21 +81,25 @@ class BatchedEngine(SerialEngine):
         self.bench.model.train()
         with threads(self.threads), torch.random.fork_rng(devices=[]):
             try:
-                values = self._views(self.bench.w.clone()[None])
-                buffers = {name: value.clone()[None] for name, value in self.own_buffers.items()}
-                inputs = self.worker.prepare(x, True)
-                self._gradient(values, buffers, inputs[None], y[None], None)
+                return self._try_side_by_side(min(TRIED, self.limit), x, y)
             except Exception as error:
+                with suppress(Exception):  # clients that fail together are trained one by one
+                    return self._try_side_by_side(1, x, y)
                 try:
-                    inputs = self.worker.prepare(x, True)
-                    self.job.loss(self.bench.model(inputs), y).backward()
+                    self.job.loss(self.bench.model(self.worker.prepare(x, True)), y).backward()
                 except Exception:
-                    return  # it is not vmap that fails: each client will, or not, for itself
+                    return None  # it is not vmap that fails: each client will, or not, for itself
                 raise ValueError(
                     "engine.name = batched puts clients side by side with vmap, which cannot train "
                     "this model: use engine.name = local, which can "
                     f"({_said(error).partition('. ')[0]})"
                 ) from error
+
+    def _try_side_by_side(self, k: int, x: Tensor, y: Tensor) -> None:
+        values = self._views(torch.stack([self.bench.w] * k))
+        buffers = {name: torch.stack([value] * k) for name, value in self.own_buffers.items()}
+        inputs = self.worker.prepare(x, True)
+        self._gradient(values, buffers, torch.stack([inputs] * k), torch.stack([y] * k), None)
 
     def _samples(self) -> int:
         """The most that a batch may have."""
