@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedglad.data.fetch import Web
-from fedglad.data.sources import RECIPES, File, Pack, Place, Recipe
+from fedglad.data.sources import RECIPES, File, Place, Progress, Recipe
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
 NAME = "a.bin"
@@ -30,7 +30,7 @@ def md5(content: bytes) -> str:
 
 
 RAW = File(name=NAME, checksum=md5(CONTENT), size=len(CONTENT))
-PLAIN = Pack(name=NAME, checksum=RAW.checksum)
+PLAIN = File(name=NAME, checksum=RAW.checksum)
 
 
 def prepare(raw: Path) -> dict[str, np.ndarray]:
@@ -50,7 +50,7 @@ def register(*places: Place) -> None:
     RECIPES["tiny"] = "data_support:RECIPE"
 
 
-def web(address: str, *packs: Pack) -> Web:
+def web(address: str, *packs: File) -> Web:
     return Web(base=address, packs=packs or (PLAIN,))
 
 
@@ -137,7 +137,7 @@ class Handler(BaseHTTPRequestHandler):
         """Not shown."""
 
 
-class Told:
+class Told(Progress):
     """Progress that remembers."""
 
     def __init__(self) -> None:
@@ -152,14 +152,14 @@ class Told:
     def advance(self, count: int) -> None:
         self.done += count
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         self.said.append(text)
 
 
 class Printed(Told):
     """For a process whose parent listens."""
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from fedglad.data.sources import RECIPES, File, Pack, Recipe, minilm, twentynews
+from fedglad.data.sources import RECIPES, File, Recipe, minilm, twentynews
 
 HEADER = "From: ann@ice.edu\nSubject: {}\n\n"
 TRAIN = {
@@ -64,7 +64,7 @@ def archive(posts: dict[str, str], kind: Literal["gz", "xz"] = "gz") -> bytes:
 def signed(recipe: Recipe, packs: dict[str, bytes], raw: dict[str, bytes] | None = None) -> Recipe:
     """The recipe with the checksums of other content."""
 
-    def pack(old: Pack) -> Pack:
+    def pack(old: File) -> File:
         if old.name not in packs:
             return old
         return replace(old, checksum=sha256(packs[old.name]), size=len(packs[old.name]))

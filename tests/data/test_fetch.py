@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from fedglad.data import fetch
 from fedglad.data.fetch import Work
 from fedglad.data.packages import Npm
-from fedglad.data.sources import DataError, File, Pack, Recipe
+from fedglad.data.sources import DataError, File, Recipe
 
 SIZE = len(CONTENT)
 
@@ -225,7 +225,7 @@ def test_if_all_fail_every_source_is_named_with_its_reason(
     monkeypatch.setenv("FEDGLAD_DATA", str(tmp_path / "nowhere"))
     monkeypatch.setenv("PATH", str(tmp_path))
     dead = unused()
-    npm = Npm(package="tiny@1.0.0", packs=(Pack(name="tiny-1.0.0.tgz", members={"x": NAME}),))
+    npm = Npm(package="tiny@1.0.0", packs=(File(name="tiny-1.0.0.tgz", members={"x": NAME}),))
     message = fails(recipe(web(dead), web(f"{server.address}old/"), npm), work)
     assert message.splitlines() == [
         "tiny could not be had from any source:",
@@ -269,8 +269,8 @@ def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarIn
     return info
 
 
-def packed(name: str = "tiny.tar.gz") -> Pack:
-    return Pack(name=name, members={f"tiny/{NAME}": NAME})
+def packed(name: str = "tiny.tar.gz") -> File:
+    return File(name=name, members={f"tiny/{NAME}": NAME})
 
 
 @pytest.mark.parametrize(
@@ -375,14 +375,14 @@ def test_nothing_is_decoded_before_its_checksum_was_compared(tmp_path: Path, wor
     def convert(folder: Path) -> None:
         raise AssertionError("decoded")
 
-    pack = Pack(
+    pack = File(
         name="tiny.tar.gz", checksum=md5(b"other"), members={f"tiny/{NAME}": "p"}, convert=convert
     )
     (tmp_path / "tiny.tar.gz").write_bytes(tar((f"tiny/{NAME}", CONTENT)))
     message = fails(recipe(web(unused(), pack)), work, folder=tmp_path)
     assert "tiny.tar.gz has the wrong checksum" in message
     with pytest.raises(ValueError, match=r"tiny.tgz is decoded, so it needs a checksum"):
-        Pack(name="tiny.tgz", convert=convert)
+        File(name="tiny.tgz", convert=convert)
 
 
 # -------------------------------------------------------------------------------------- folders
@@ -458,7 +458,7 @@ def test_links_to_files_are_followed_and_circles_are_not(work: Work, tmp_path: P
 def test_files_may_come_from_several_sources(server: Server, work: Work, tmp_path: Path):
     other = File(name="b.bin", checksum=md5(b"b"), size=1)
     server.files["b.bin"] = b"b"
-    made = recipe(web(server.address, PLAIN, Pack(**vars(other))), files=(RAW, other))
+    made = recipe(web(server.address, PLAIN, File(**vars(other))), files=(RAW, other))
     (tmp_path / NAME).write_bytes(CONTENT)
     with pytest.raises(DataError, match=r"lacks b\.bin"):
         fetch.fetch(made, work, folder=tmp_path)

