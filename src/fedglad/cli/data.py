@@ -13,8 +13,6 @@ app = typer.Typer(
     help="Data sets, word vectors and encoders: list, get, check, show.", no_args_is_help=True
 )
 
-AGAIN = "fedglad data get {} --force"
-
 
 def _complete_name(incomplete: str) -> list[str]:
     from fedglad.data.sources import RECIPES
@@ -91,8 +89,7 @@ def get(
                 failed += 1
                 continue
             how = f"from {entry.source}" if entry.new else "already here"
-            text = f"{name}: {how}, {megabytes(entry.size)} in {entry.folder}"
-            say(text)
+            say(f"{name}: {how}, {megabytes(entry.size)} in {entry.folder}")
     if failed:
         raise typer.Exit(2)
 
@@ -121,7 +118,7 @@ def check(
                 error(problem)
             if problems:
                 wrong = True
-                complain.print(f"Get it again: {AGAIN.format(name)}", markup=False)
+                complain.print(f"Get it again: fedglad data get {name} --force", markup=False)
             else:
                 console.print(f"{name}: good")
     if wrong:
@@ -180,8 +177,7 @@ def show(
         error(f"no PNG: {reason}")
         drawn = False
     if as_json:
-        numbers = {"name": name, "partition": title, **picture.summary(counts)}
-        print_json(numbers, indent=None)
+        print_json({"name": name, "partition": title, **picture.summary(counts)}, indent=None)
         raise typer.Exit(2 if png and not drawn else 0)
     plain = not (console.encoding or "").lower().startswith("utf")
     width = max(console.width, 67) if console.is_terminal else 80
@@ -193,10 +189,8 @@ def show(
 
 
 def _row(name: str) -> dict[str, Any]:
-    """A set in the list."""
     from fedglad.config.schema import find
     from fedglad.data import sources, store
-    from fedglad.data.sources import DataError
 
     if name in _bundled():
         about = (find("data", name).__doc__ or "").strip().splitlines()[0]
@@ -204,7 +198,7 @@ def _row(name: str) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name, "about": sources.find(name).about, "bytes": 0}
     try:
         entry = store.entry_of(name)
-    except DataError:
+    except sources.DataError:
         return row | {"state": "damaged"}
     if entry is None:
         return row | {"state": "no"}

@@ -1,4 +1,4 @@
-"""Data sets, and how their samples come to clients; known to the configuration alone.
+"""Data sets, and how their samples come to clients.
 
     from fedglad.data import Digits, Partitioned
 
@@ -13,11 +13,11 @@
 | `texts.py` | 20 Newsgroups and AG News as token ids |
 | `tokens.py`, `words.py`, `encoders.py` | tokenised once: by words, or as an encoder was trained |
 | `vectors.py` | GloVe word vectors |
-| `store.py`, `fetch.py`, `packages.py`, `sources/` | how a set gets here: cache, means, sets |
+| `store.py`, `fetch.py`, `packages.py`, `sources/` | fetching: the cache, the means, the sets |
 | `synthetic.py` | Synthetic(α, β): logistic data for any number of clients, made when asked |
 
 A data set is a frozen dataclass of settings whose `load_federation()` gives a `Federation`. Only
-`fedglad.rng` is imported from the rest of the library.
+`fedglad.rng` and `fedglad.core` are imported from the rest of the library.
 """
 
 from typing import TYPE_CHECKING

@@ -39,12 +39,8 @@ class Digits(Split):
 
     def load_federation(self) -> Partitioned:
         """The images with their owners; the same ones for the same seed."""
-        import torch
-
-        from fedglad.data.federation import Partitioned
-
         images, labels = load()
         order = stream(self.seed, "split").permutation(len(labels))
-        x, y = torch.from_numpy(images[order, None]), torch.from_numpy(labels[order])
-        owned = self.owners(labels[order[:TRAIN]])
-        return Partitioned(x[:TRAIN], y[:TRAIN], x[TRAIN:], y[TRAIN:], owned)
+        x, y = images[order, None], labels[order]
+        train = {"train_x": x[:TRAIN], "train_y": y[:TRAIN]}
+        return self.partitioned({**train, "test_x": x[TRAIN:], "test_y": y[TRAIN:]})

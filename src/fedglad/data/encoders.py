@@ -1,6 +1,6 @@
 """Pretrained encoders: their files from the cache, and the tokenizers of all that can be named.
 
-A source is `minilm`, which `fedglad data get` brings; a folder with a tokenizer in it, as
+A source is `minilm`, which `fedglad data get` fetches; a folder with a tokenizer in it, as
 transformers' `save_pretrained` leaves it; or a name on the model hub, which transformers fetches
 once into a cache of its own. `tokenizers` and `transformers` (extra `text`) are imported on use.
 """
@@ -52,28 +52,25 @@ def open(name: str = "minilm") -> Encoder:
     if name not in CACHED:
         raise DataError(f"unknown encoder {name!r}: the cache can have {', '.join(CACHED)}")
     arrays = store.load(name)
+    tensors = {key: array for key, array in arrays.items() if key.startswith("tensor.")}
     return Encoder(
         config=json.loads(arrays["config.json"].tobytes()),
-        tensors={
-            key.removeprefix("tensor."): array
-            for key, array in arrays.items()
-            if key.startswith("tensor.")
-        },
+        tensors={key.removeprefix("tensor."): array for key, array in tensors.items()},
         tokenizer_json=arrays["tokenizer.json"].tobytes().decode(),
     )
 
 
 def identity(source: str, *, progress: Progress | None = None) -> str:
-    """What tells a tokenizer from others of its name: a checksum where there are files."""
+    """What distinguishes a tokenizer from others of its name: a checksum if there are files."""
     if source in CACHED:
         return store.get(source, progress=progress).arrays["tokenizer.json"]["sha256"]
     if not (folder := Path(source).expanduser()).is_dir():
         return ""
-    found = [folder / name for name in FILES if (folder / name).is_file()]
-    if not found:
+    paths = [folder / name for name in FILES if (folder / name).is_file()]
+    if not paths:
         raise DataError(f"{folder} holds no tokenizer: none of {', '.join(FILES)} is there")
     made = hashlib.sha256()
-    for path in found:
+    for path in paths:
         made.update(f"{path.name}\n{path.stat().st_size}\n".encode() + path.read_bytes())
     return made.hexdigest()
 
@@ -97,7 +94,7 @@ def _cached(source: str, length: int) -> tuple[Callable[[list[str]], list[list[i
     tokenizer.enable_truncation(max_length=length)
 
     def encode(texts: list[str]) -> list[list[int]]:
-        return [found.ids for found in tokenizer.encode_batch(texts)]
+        return [encoding.ids for encoding in tokenizer.encode_batch(texts)]
 
     return encode, encoder.config["pad_token_id"]
 

@@ -1,7 +1,7 @@
 """What a data set is to a simulation: clients that can be asked for their samples, and a test set.
 
-Nothing here says how the samples came to a client: `Partitioned` holds one data set and who owns
-which rows of it; a population too large to hold (`synthetic.py`) makes a client when it is asked.
+`Partitioned` holds one data set and who owns which rows of it; a population too large to hold
+(`synthetic.py`) makes a client's samples when they are asked for.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,16 +13,21 @@ from torch import Tensor
 
 
 class Federation(Protocol):
-    """N clients with their samples, ready for the model, and one test set for the global model."""
+    """N clients with their samples, and one test set for the global model.
+
+    It may also have:
+
+    | member | meaning |
+    |---|---|
+    | `classes` | the number of classes; 0 where there are none |
+    | `labels(k)` | how many samples of each class client k has; None where labels are not known |
+    | `prepare(x, training)` | the model's inputs of a batch: stored bytes become numbers there, |
+    | | and training images are augmented, by torch's generator |
+    """
 
     @property
     def clients(self) -> int:
         """The number of clients N; they are called 0 … N − 1."""
-        ...
-
-    @property
-    def classes(self) -> int:
-        """The number of classes; 0 where there are none."""
         ...
 
     def size(self, k: int) -> int:
@@ -35,10 +40,6 @@ class Federation(Protocol):
 
     def test(self) -> tuple[Tensor, Tensor]:
         """The inputs and targets that no client trains on."""
-        ...
-
-    def labels(self, k: int) -> np.ndarray | None:
-        """How many samples of each class client k has, where labels are known."""
         ...
 
 
@@ -78,8 +79,8 @@ class Partitioned:
         self.rows = torch.from_numpy(rows.astype(np.int64, copy=False))
         self.bounds = [0, *np.cumsum(sizes).tolist()]
         self.labelled = y.dim() == 1 and not (y.is_floating_point() or y.is_complex())
-        found = [int(t.max()) + 1 for t in (y, test_y) if self.labelled and len(t)]
-        self.classes = max(found, default=0)
+        counts = [int(t.max()) + 1 for t in (y, test_y) if self.labelled and len(t)]
+        self.classes = max(counts, default=0)
 
     @property
     def clients(self) -> int:

@@ -20,7 +20,9 @@ class MNIST(Split):
 
     def load_federation(self) -> Partitioned:
         """The images with their owners; fetched and prepared when asked for the first time."""
-        return _federation("mnist", self)
+        from fedglad.data.pixels import Pixels
+
+        return self.partitioned(store.load("mnist"), Pixels())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,20 +35,8 @@ class CIFAR10(Split):
 
     def load_federation(self) -> Partitioned:
         """The images with their owners; fetched and prepared when asked for the first time."""
-        norm = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2435, 0.2616)}
-        augment = {"shift": 4, "mirror": True, "cutout": 16} if self.augment else {}
-        return _federation("cifar10", self, **norm, **augment)
+        from fedglad.data.pixels import Pixels
 
-
-def _federation(name: str, settings: Split, **pixels: Any) -> Partitioned:
-    import torch
-
-    from fedglad.data.federation import Partitioned
-    from fedglad.data.pixels import Pixels
-
-    arrays = store.load(name)
-    owners = settings.owners(arrays["train_y"])
-    train_x, train_y, test_x, test_y = (
-        torch.from_numpy(arrays[part]) for part in ("train_x", "train_y", "test_x", "test_y")
-    )
-    return Partitioned(train_x, train_y.long(), test_x, test_y.long(), owners, Pixels(**pixels))
+        norm: dict[str, Any] = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2435, 0.2616)}
+        augment: dict[str, Any] = {"shift": 4, "mirror": True, "cutout": 16} if self.augment else {}
+        return self.partitioned(store.load("cifar10"), Pixels(**norm, **augment))

@@ -20,11 +20,12 @@ LABEL = 9  # columns for a row's name and the space after it
 
 def class_counts(federation: Federation) -> np.ndarray:
     """How many samples of each class (columns) each client (rows) has."""
-    if not hasattr(federation, "labels"):
+    labels = getattr(federation, "labels", None)
+    if labels is None:
         raise ValueError("the data has no labels(k): there are no classes to draw")
-    found = [federation.labels(k) for k in range(federation.clients)]
-    known = [row for row in found if row is not None]
-    if len(known) < len(found) or not getattr(federation, "classes", len(known[0])):
+    rows = [labels(k) for k in range(federation.clients)]
+    known = [row for row in rows if row is not None]
+    if len(known) < len(rows) or not getattr(federation, "classes", len(known[0])):
         raise ValueError("the targets are not labels: there are no classes to count")
     return np.stack(known)
 
@@ -39,8 +40,8 @@ def summary(counts: np.ndarray) -> dict[str, Any]:
     | `top_share` | mean share of a client's largest class: 1 if all have one class each |
     | `effective_classes` | mean of exp(entropy): k for a client with k classes in equal parts |
 
-    >>> found = summary(np.array([[4, 0], [2, 2]]))
-    >>> found["top_share"], round(found["effective_classes"], 9)
+    >>> skew = summary(np.array([[4, 0], [2, 2]]))
+    >>> skew["top_share"], round(skew["effective_classes"], 9)
     (0.75, 1.5)
     """
     shares = shares_of(counts)
@@ -62,14 +63,14 @@ def sentence(counts: np.ndarray) -> str:
     >>> sentence(np.array([[4, 0], [2, 2]])).split("; ")[1]
     'largest class 75 % of a client on average, 1.5 effective classes'
     """
-    found = summary(counts)
+    skew = summary(counts)
     clients, classes = counts.shape
-    low, high = found["min_size"], found["max_size"]
+    low, high = skew["min_size"], skew["max_size"]
     each = f"{low:,} samples each" if low == high else f"{low:,} to {high:,} samples"
     return (
         f"{clients:,} client{'s' * (clients > 1)} × {classes:,} class{'es' * (classes > 1)}, "
-        f"{each}; largest class {100 * found['top_share']:.0f} % of a client on average, "
-        f"{found['effective_classes']:.1f} effective classes"
+        f"{each}; largest class {100 * skew['top_share']:.0f} % of a client on average, "
+        f"{skew['effective_classes']:.1f} effective classes"
     )
 
 
@@ -78,7 +79,7 @@ def text(
 ) -> "Text":
     """The picture for a terminal: a row for each class, a column for each client.
 
-    Shades tell the share of a client's samples, so nothing is lost without colours. Clients that do
+    Shades show the share of a client's samples, so nothing is lost without colours. Clients that do
     not fit into `width` columns go on in a further band, as many as fit into about `height` lines;
     of more clients than that, every second, third … is shown, and of more classes than lines,
     neighbours are joined: the picture says so. `plain` keeps to ASCII; `.plain` of the result is
@@ -86,18 +87,16 @@ def text(
     """
     from rich.text import Text
 
-    said = "; ".join(part for part in (title, sentence(counts)) if part)
-    if plain:
-        said = said.translate(ASCII)  # before it is wrapped: words get longer
-    head = [line for part in said.split("; ") for line in textwrap.wrap(part, width)]
+    signs = ASCII if plain else {}
+    head = "; ".join(part for part in (title, sentence(counts)) if part)
+    head = head.translate(signs)  # before it is wrapped: words get longer
+    lines = [line for part in head.split("; ") for line in textwrap.wrap(part, width)]
     marks = ("none", "to 25", "50", "75", "100 % of a client's samples")
     legend = "  ".join(map(" ".join, zip(SHADES, marks, strict=True)))
-    rows, step = _bands(counts, max(width - LABEL, 1), max(height - len(head) - 2, 4))
+    rows, step = _bands(counts, max(width - LABEL, 1), max(height - len(lines) - 2, 4))
     rows += [("", legend)] + [("", left_out(step, len(counts)))] * (step > 1)
-    lines = [*head, *(f"{name:>{LABEL - 1}} {cells}" for name, cells in rows)]
-    if plain:
-        return Text("\n".join(lines).translate(ASCII), no_wrap=True)
-    drawn = Text("\n".join(lines), no_wrap=True)
+    lines += [f"{name:>{LABEL - 1}} {cells}" for name, cells in rows]
+    drawn = Text("\n".join(lines).translate(signs), no_wrap=True)
     drawn.highlight_regex(f"[{SHADES[1:]}]+", "cyan")
     drawn.highlight_regex(f"{SHADES[0]}+", "bright_black")
     drawn.highlight_regex(f"[{BARS}]+", "green")
@@ -138,13 +137,9 @@ def shares_of(counts: np.ndarray) -> np.ndarray:
 
 
 def _names(classes: int, joined: int) -> list[str]:
-    """Of the rows: a class, or the first and the last of those that share the row."""
-    firsts = range(0, classes, joined)
-    lasts = [min(first + joined, classes) - 1 for first in firsts]
-    return [
-        f"{first}–{last}" if last > first else f"{first}"
-        for first, last in zip(firsts, lasts, strict=True)
-    ]
+    """The rows' names: a class, or the first and the last of those that share the row."""
+    shared = [range(classes)[first : first + joined] for first in range(0, classes, joined)]
+    return [f"{row[0]}–{row[-1]}" if len(row) > 1 else f"{row[0]}" for row in shared]
 
 
 def _axis(ids: np.ndarray, wide: int) -> str:

@@ -1,14 +1,22 @@
 """How a data set comes to clients: the settings that every partitioned data set has."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
+from fedglad.core.checks import check
 from fedglad.data.partition import REGISTRY, Partition, named
 from fedglad.data.partition.base import check_parts
 from fedglad.rng import stream
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedglad.data.federation import Partitioned
 
 CLIENTS = "N; natural and centralised have their own number"
 
@@ -52,13 +60,10 @@ class Split:
     ] = None
 
     def __post_init__(self) -> None:
-        if _counts_clients(self._chosen()):
-            return
-        if self.clients < 1 or self.clients > (self.samples or self.clients):
-            limit = "1 or more"
-            if self.samples is not None:
-                limit = f"in 1 … {self.samples}, one training sample each"
-            raise ValueError(f"{type(self).__name__}(clients={self.clients!r}): must be {limit}")
+        if not _counts_clients(self._chosen()):
+            limit = f"in 1 … {self.samples}, one training sample each"
+            good = 1 <= self.clients <= (self.samples or self.clients)
+            check(self, clients=(good, limit if self.samples else "1 or more"))
 
     def owners(self, labels: np.ndarray) -> list[np.ndarray]:
         """The indices of each client's samples; the same ones for the same labels and seed."""
@@ -71,6 +76,20 @@ class Split:
             return check_parts(parts, len(labels), number)
         except ValueError as error:
             raise ValueError(f"partition = {self.partition!r}: {error}") from None
+
+    def partitioned(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        transform: Callable[[Tensor, bool], Tensor] | None = None,
+    ) -> Partitioned:
+        """The arrays `train_x`, `train_y`, `test_x` and `test_y`, shared out among the clients."""
+        import torch
+
+        from fedglad.data.federation import Partitioned
+
+        names = ("train_x", "train_y", "test_x", "test_y")
+        x, y, test_x, test_y = (torch.from_numpy(arrays[name]) for name in names)
+        return Partitioned(x, y, test_x, test_y, self.owners(arrays["train_y"]), transform)
 
     def words(self, classes: int) -> str:
         """The partition with the setting it uses, and whose convention its α is.
@@ -98,5 +117,4 @@ class Split:
 
 
 def _counts_clients(partition: Partition) -> bool:
-    """An own partition need not inherit from `Partition`."""
-    return getattr(partition, "counts_clients", False)
+    return getattr(partition, "counts_clients", False)  # a user's need not inherit it

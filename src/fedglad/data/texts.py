@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from fedglad.core.checks import check
 from fedglad.data import encoders, tokens
 from fedglad.data.sources import DataError, Progress
 from fedglad.data.split import Split
@@ -32,11 +33,7 @@ class Texts(Split):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.length < 3:
-            raise ValueError(
-                f"{type(self).__name__}(length={self.length!r}): must be 3 or more: two tokens "
-                "frame a text"
-            )
+        check(self, length=(self.length >= 3, "3 or more: two tokens frame a text"))
         if not self.tokenizer:
             raise ValueError(f"{type(self).__name__}(tokenizer=''): name one, such as minilm")
 
@@ -57,16 +54,7 @@ class Texts(Split):
 
     def load_federation(self) -> Partitioned:
         """The ids with their owners; fetched and tokenised when asked for the first time."""
-        import torch
-
-        from fedglad.data.federation import Partitioned
-
-        arrays = self.arrays()
-        owners = self.owners(arrays["train_y"])
-        train_x, train_y, test_x, test_y = (
-            torch.from_numpy(arrays[part]) for part in ("train_x", "train_y", "test_x", "test_y")
-        )
-        return Partitioned(train_x, train_y, test_x, test_y, owners)
+        return self.partitioned(self.arrays())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@
 """
 
 import re
-from typing import Any
 
 import numpy as np
 
@@ -30,24 +29,23 @@ def load(
     progress: Progress | None = None,
 ) -> dict[str, np.ndarray]:
     """The ids of the set `name`; `tokenizer` is "words" or a source of `fedglad.data.encoders`."""
-    settings: dict[str, Any] = {"tokenizer": tokenizer, "length": length, "strip": strip}
-    known: list[str] = []
     rule = RULE if tokenizer == WORDS else encoders.identity(tokenizer, progress=progress)
+    settings = {"tokenizer": tokenizer, "length": length, "strip": strip}
+    settings |= {"rule": rule, "format": FORMAT}
 
     def make(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         made: dict[str, np.ndarray] = {}
-        for part in ("train", "test"):
-            texts = _texts(arrays, part, strip)
+        texts = {part: _texts(arrays, part, strip) for part in ("train", "test")}
+        known = words.vocabulary(texts["train"]) if tokenizer == WORDS else []
+        for part, some in texts.items():
             if tokenizer == WORDS:
-                known.extend(words.vocabulary(texts) if part == "train" else [])
-                ids, lengths = words.encode(texts, known, length)
+                ids, lengths = words.encode(some, known, length)
             else:
-                rows, pad = encoders.tokenise(tokenizer, texts, length)
-                ids, lengths = words.padded(rows, len(texts), length, pad)
+                rows, pad = encoders.tokenise(tokenizer, some, length)
+                ids, lengths = words.padded(rows, len(some), length, pad)
             made |= {f"{part}_x": ids, f"{part}_length": lengths, f"{part}_y": arrays[f"{part}_y"]}
         return made
 
-    settings |= {"rule": rule, "format": FORMAT}
     return store.derive(name, "tokens", settings, make, progress=progress)
 
 

@@ -45,18 +45,18 @@ REGISTRY: dict[str, type[Partition]] = {
 def named(name: str, further: Mapping[str, Any] | None = None, /, **settings: Any) -> Partition:
     """The partition of that name; of `settings`, those that it does not have are left out.
 
-    `name` may also be a user's own, "package.module:Class". `further` are settings under names
-    that only this partition has, and are checked against its fields.
+    `name` may also be that of a user's class, "package.module:Class". `further` are settings under
+    names that only this partition has, and are checked against its fields.
     """
-    kind = _found(name)
-    own = {field.name for field in fields(kind)}  # pyright: ignore[reportArgumentType]
+    kind = _class(name)
+    known = {field.name for field in fields(kind)}  # pyright: ignore[reportArgumentType]
     for key in further or {}:
         if key in settings:
             raise ValueError(f"partition_settings.{key}: give it as {key}, which all of them have")
-        if key not in own:
-            there = ", ".join(sorted(own - settings.keys())) or "none of its own"
+        if key not in known:
+            there = ", ".join(sorted(known - settings.keys())) or "none of its own"
             raise ValueError(f"unknown key 'partition_settings.{key}': {name} has {there}")
-    values = {key: value for key, value in settings.items() if key in own}
+    values = {key: value for key, value in settings.items() if key in known}
     if name in REGISTRY and not further:
         return kind(**values)
     try:
@@ -65,8 +65,7 @@ def named(name: str, further: Mapping[str, Any] | None = None, /, **settings: An
         raise ValueError(str(error).removeprefix("[partition_settings] ")) from None
 
 
-def _found(name: str) -> type[Partition]:
-    """The class of a name, or of "package.module:Class"."""
+def _class(name: str) -> type[Partition]:
     if name in REGISTRY:
         return REGISTRY[name]
     module, colon, attribute = name.partition(":")

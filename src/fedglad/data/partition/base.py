@@ -5,6 +5,8 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from fedglad.core import checks
+
 
 class Partition(Protocol):
     """The settings of a partition, and the partition itself."""
@@ -76,10 +78,10 @@ def check(labels: np.ndarray, clients: int) -> int:
 
 def check_parts(parts: Sequence[Any], samples: int, clients: int) -> list[np.ndarray]:
     """What a user's own partition gave, if it is one; `clients` is 0 if any number is right."""
-    found = [np.asarray(part) for part in parts]
-    if clients and len(found) != clients:
-        raise ValueError(f"split gave {len(found)} parts, and there are {clients} clients")
-    for k, part in enumerate(found):
+    arrays = [np.asarray(part) for part in parts]
+    if clients and len(arrays) != clients:
+        raise ValueError(f"split gave {len(arrays)} parts, and there are {clients} clients")
+    for k, part in enumerate(arrays):
         if part.ndim != 1 or part.dtype.kind not in "iu" or not len(part):
             raise ValueError(
                 f"split gave client {k} the shape {part.shape} of {part.dtype}: it must be one "
@@ -87,21 +89,13 @@ def check_parts(parts: Sequence[Any], samples: int, clients: int) -> list[np.nda
             )
         if part.min() < 0 or part.max() >= samples:
             raise ValueError(f"split gave client {k} places outside of 0 … {samples - 1}")
-    times = np.bincount(np.concatenate(found), minlength=samples)
+    times = np.bincount(np.concatenate(arrays), minlength=samples)
     if times.max() > 1:
         raise ValueError(f"split gave sample {times.argmax()} away {times.max()} times")
-    return found
+    return arrays
 
 
 def check_alpha(settings: Partition, alpha: float) -> None:
-    if not 1e-100 <= alpha <= 1e100:  # beyond, α·p could underflow to 0 or overflow
-        raise ValueError(
-            f"{type(settings).__name__}(alpha={alpha!r}): must be above 0 and finite, in "
-            "1e-100 … 1e100; small values are skewed, large ones near to iid"
-        )
-
-
-def check_least(settings: Partition, field: str) -> None:
-    if getattr(settings, field) < 1:
-        value = getattr(settings, field)
-        raise ValueError(f"{type(settings).__name__}({field}={value!r}): must be 1 or more")
+    must = "above 0 and finite, in 1e-100 … 1e100; small values are skewed, large ones near to iid"
+    good = 1e-100 <= alpha <= 1e100  # beyond, α·p could underflow to 0 or overflow
+    checks.check(settings, alpha=(good, must))

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedglad.data.partition.base import Partition, check, check_alpha, check_least, deal, grouped
+from fedglad.core import checks
+from fedglad.data.partition.base import Partition, check, check_alpha, deal, grouped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +27,9 @@ class Dirichlet(Partition):
 
     def __post_init__(self) -> None:
         check_alpha(self, self.alpha)
-        check_least(self, "least")
+        checks.check(self, least=(self.least >= 1, "1 or more"))
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """The indices of each client's samples, class by class."""
         n = check(labels, clients)
         if clients * self.least > n:
             raise ValueError(

@@ -32,7 +32,6 @@ class FedNLP(LabelSkew):
             raise ValueError(f"FedNLP(seed={self.seed!r}): the legacy generator takes 0 … 2³² − 1")
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """The indices of each client's samples, class by class."""
         n = check(labels, clients)
         legacy = np.random.RandomState(self.seed)
         codes, sizes = ranks(labels)

@@ -32,7 +32,6 @@ class LabelSkew(Partition):
         check_alpha(self, self.alpha)
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """The indices of each client's samples, class by class."""
         n = check(labels, clients)
         by_class, sizes = grouped(labels, rng)
         shares = rng.dirichlet(self.alpha * sizes / n, size=clients - 1)
@@ -74,10 +73,10 @@ def _reassigned(
     """What a client takes of each class when one has run short; `left` is used up."""
     take = [0] * len(want)
     for c, wanted in enumerate(want):
-        own = min(wanted, left[c])
-        take[c] += own
-        left[c] -= own
-        if not (gap := wanted - own):
+        given = min(wanted, left[c])
+        take[c] += given
+        left[c] -= given
+        if not (gap := wanted - given):
             continue
         # Ascending in what is left, each gives ⌈left/total · gap⌉ until the gap is filled. The
         # shares add up to the gap and none exceeds what is left, as there is always enough for

@@ -48,7 +48,6 @@ class Natural(Partition):
 
 
 def _read_keys(path: Path) -> np.ndarray:
-    """Of a .npy file, or the lines of a text."""
     try:
         if path.suffix == ".npy":
             with path.open("rb") as file:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedglad.data.partition.base import Partition, check, check_least, grouped
+from fedglad.core import checks
+from fedglad.data.partition.base import Partition, check, grouped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,10 +25,10 @@ class Shards(Partition):
     classes_per_client: int = 2
 
     def __post_init__(self) -> None:
-        check_least(self, "classes_per_client")
+        good = self.classes_per_client >= 1
+        checks.check(self, classes_per_client=(good, "1 or more"))
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """The indices of each client's samples, shard by shard."""
         n = check(labels, clients)
         by_class, sizes = grouped(labels, rng)
         shards, classes = min(clients * self.classes_per_client, n), len(sizes)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedglad.core import checks
 from fedglad.data.partition.base import Partition, check
 
 
@@ -12,7 +13,6 @@ class Iid(Partition):
     """Every client gets a random part of the whole; sizes differ by at most one."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """The indices of each client's samples."""
         return np.array_split(rng.permutation(check(labels, clients)), clients)
 
 
@@ -27,14 +27,10 @@ class Quantity(Partition):
     sigma: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.sigma <= 1e100:
-            raise ValueError(
-                f"Quantity(sigma={self.sigma!r}): must be in 0 … 1e100; 0 gives equal sizes, 1 a "
-                "largest client of several times the mean"
-            )
+        sizes = "0 gives equal sizes, 1 a largest client of several times the mean"
+        checks.check(self, sigma=(0 <= self.sigma <= 1e100, f"in 0 … 1e100; {sizes}"))
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """The indices of each client's samples."""
         n = check(labels, clients)
         normal = rng.standard_normal(clients)
         # Relative to the largest, which is 1, so that no σ overflows.

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedglad.clients.method import Loss, Memory, Plain, Prepare
 from fedglad.clients.workbench import Workbench, as_stored
 from fedglad.core.memory import Memories
+from fedglad.data.federation import Federation
 from fedglad.records import Bundle, Failure, Several, Update
 from fedglad.rng import stream
 
@@ -25,20 +26,6 @@ logger = logging.getLogger("fedglad")
 CPU = torch.device("cpu")
 GROUP_BYTES = 1 << 20  # tiny updates are trained, and handed over, in groups of about this size
 CHUNK = 1000  # test samples evaluated at a time: sums over fixed chunks, so the bits are the same
-
-
-class Federation(Protocol):
-    """What an engine needs of the data.
-
-    It may also have `prepare(x, training)`, which makes the model's inputs of a batch: stored
-    bytes become numbers there, and training images are augmented, by torch's generator.
-    """
-
-    clients: int
-
-    def size(self, k: int) -> int: ...
-    def client(self, k: int) -> tuple[Tensor, Tensor]: ...
-    def test(self) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True)
