@@ -207,7 +207,7 @@ def _row(name: str) -> dict[str, Any]:
 
 
 def _bundled() -> list[str]:
-    """Sets that come with the library or are made when asked."""
+    """Sets that are part of the library, or are made when they are asked for."""
     from fedglad.data import REGISTRY
     from fedglad.data.sources import RECIPES
 

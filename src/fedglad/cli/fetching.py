@@ -1,4 +1,4 @@
-"""Data sets, vectors and encoders that a configuration needs, fetched and shown as they come."""
+"""Data sets, vectors and encoders that a configuration needs, fetched with a progress bar."""
 
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def fetch_for(config: "Config") -> None:
-    """Gets the data set of a configuration, and what it needs, shown as it comes."""
+    """Gets the data set of a configuration, and what it needs, with a progress bar."""
     agree(config.sections["model"], config.sections["data"], quiet=True)
     settings, name = config.sections["data"], config.to_dict()["data"]["name"]
     model = getattr(config.sections["model"], "needs", ())
@@ -38,7 +38,7 @@ def is_here(name: str) -> bool:
 
 
 class Show(Progress):
-    """How a set comes: a bar in a terminal, plain lines elsewhere; on stderr."""
+    """The progress of a fetch on stderr: a bar in a terminal, plain lines elsewhere."""
 
     def __init__(self, name: str) -> None:
         self.bar = rich.Progress(

@@ -5,7 +5,7 @@
 | file | what it has |
 |---|---|
 | `federation.py` | what a simulation asks of a data set, and `Partitioned`, a set in memory |
-| `partition/` | which samples each client owns, one file a partition, with a registry of its own |
+| `partition/` | which samples each client owns, with a registry of partitions |
 | `split.py` | the settings that every partitioned data set has |
 | `picture.py` | a partition as numbers and in the terminal |
 | `digits.py` | 1,797 handwritten digits of 8×8 pixels, bundled |

@@ -49,7 +49,7 @@ def fetch(recipe: Recipe, work: Work, *, folder: Path | None = None, via: str | 
 
 
 def check_request(recipe: Recipe, folder: Path | None, via: str | None) -> None:
-    """Raises DataError for a way in which the set cannot come, whether or not it is here."""
+    """Raises DataError for a way in which the set cannot be fetched, whether or not it is here."""
     ways = tuple(dict.fromkeys(("folder", *(place.kind for place in recipe.places))))
     if via is not None and via not in ways:
         raise DataError(f"{recipe.name} does not come via {via!r}: choose from {', '.join(ways)}")
@@ -254,7 +254,7 @@ def _receive(url: str, part: Path, file: File, progress: Progress) -> None:
             response = build_opener().open(Request(url, headers=headers), timeout=TIMEOUT)
         except HTTPError as error:
             error.close()
-            if error.code == 416 and have:  # nothing is left to send: the checksum tells if so
+            if error.code == 416 and have:  # nothing is left to send: the checksum shows if so
                 return
             raise DataError(f"{error.code} {error.reason} ({file.name})") from None
         except (OSError, HTTPException) as error:

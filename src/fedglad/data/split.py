@@ -1,4 +1,4 @@
-"""How a data set comes to clients: the settings that every partitioned data set has."""
+"""How a data set is shared out among clients: the settings that every partitioned data set has."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Split:
 
     | field | meaning |
     |---|---|
-    | `clients` | how many; `natural` and `centralised` have their own number, whatever it says |
-    | `partition` | a name of `fedglad.data.partition`, or a user's own, "package.module:Class" |
+    | `clients` | how many; `natural` and `centralised` have their own number |
+    | `partition` | a name of `fedglad.data.partition`, or a user's class, "package.module:Class" |
     | `alpha` | of `label-skew`, `fednlp` and `dirichlet`, which count it differently: see `words` |
     | `classes_per_client` | of `shards` |
     | `sigma` | of `quantity` |

@@ -13,7 +13,7 @@ def load(name: str) -> tuple[dict[str, int], NDArray[np.float32]]:
     """Each word's row, and the rows, memory-mapped; fetched first if they are not here.
 
     Words are lower-case and in the order of their frequency where the vectors were trained. A place
-    may have the frequent words alone: `len` of the first tells how many there are.
+    may have the frequent words alone: `len` of the first is their number.
     """
     if name not in NAMES:
         raise DataError(f"unknown word vectors {name!r}: choose from {', '.join(NAMES)}")

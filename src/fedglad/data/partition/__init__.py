@@ -24,8 +24,7 @@ from typing import Any, cast
 from fedglad.core.build import build
 from fedglad.data.partition.base import Partition
 from fedglad.data.partition.dirichlet import Dirichlet
-from fedglad.data.partition.fednlp import FedNLP
-from fedglad.data.partition.label_skew import LabelSkew
+from fedglad.data.partition.label_skew import FedNLP, LabelSkew
 from fedglad.data.partition.natural import Natural
 from fedglad.data.partition.shards import Shards
 from fedglad.data.partition.sizes import Centralised, Iid, Quantity

@@ -77,7 +77,7 @@ def check(labels: np.ndarray, clients: int) -> int:
 
 
 def check_parts(parts: Sequence[Any], samples: int, clients: int) -> list[np.ndarray]:
-    """What a user's own partition gave, if it is one; `clients` is 0 if any number is right."""
+    """What the partition of a user gave, if it is right; `clients` is 0 if any number is right."""
     arrays = [np.asarray(part) for part in parts]
     if clients and len(arrays) != clients:
         raise ValueError(f"split gave {len(arrays)} parts, and there are {clients} clients")

@@ -3,7 +3,7 @@
 A set is a `Recipe`: its official raw files, each with its checksum; the places that have them, in
 the order in which they are asked; and `prepare`, which makes arrays of the raw files. Whatever the
 place, only files with the official checksums are prepared. `fedglad.data.fetch` has the means to
-get the files, `fedglad.data.store` the cache. Word vectors and encoders come in the same way.
+get the files, `fedglad.data.store` the cache. Word vectors and encoders are fetched so too.
 """
 
 import difflib
@@ -98,7 +98,7 @@ class File:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Where files lie while they come: verified ones, downloads to be resumed, and the rest."""
+    """Where files lie during a fetch: verified ones, downloads to be resumed, and the rest."""
 
     raw: Path
     downloads: Path
