@@ -2,9 +2,11 @@
 
 | file | what it has |
 |---|---|
+| `paper.toml` | its data sets and the numbers of its tables |
 | `settings.py` | the hyper-parameters of its appendix, and what it leaves open |
-| `published.py` | the numbers of its tables |
+| `published.py` | its tables, read from `paper.toml` |
 | `cells.py`, `experiments.py` | what one cell is; the experiments by name |
+| `experiments.toml` | what each experiment shows, and where the paper has it |
 | `results.py` | finished runs, from their folders or from the small files in `results/` |
 | `measures.py` | what is read off one run's rounds |
 | `work.py` | what is missing, as tasks of a sweep; what it costs on this machine |

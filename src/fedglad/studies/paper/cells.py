@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -94,7 +94,7 @@ class Experiment:
     cells: tuple[Cell, ...]
     reading: Reading = "accuracy"
     least_rounds: int = 1
-    notes: tuple[str, ...] = field(default=())
+    notes: Sequence[str] = ()
 
     def cell(self, label: str) -> Cell:
         """The cell with this label."""

@@ -1,9 +1,15 @@
-"""The experiments of the paper by name, and one of ours that tells a gain from a smaller rate."""
+"""The experiments of the paper by name, and one of ours: is a gain only that of a smaller rate?
+
+What they show, and where the paper has them, stands in experiments.toml.
+"""
 
 import difflib
 import math
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 from fedglad.studies.paper import published, settings
@@ -13,60 +19,39 @@ from fedglad.studies.paper.settings import ALPHAS, BILSTM, DATA, GAMMAS
 WITHOUT_AND_WITH = (False, True)
 EXPLORED = ("cifar10", "20news")
 AVERAGED = ("FedAvg", "FedAvgM")
-OWN_SEEDS = "the paper's seeds are other random draws than ours: only the differences compare"
-NOT_IN_PAPER = "not in the paper; it costs no run of its own"
 
 
-def _main(alpha: float, *names: str, extra: Mapping[str, Any] | None = None) -> Iterator[Cell]:
-    for data in names or DATA:
-        for method in ("FedAvg", "FedProx", "FedAvgM", "FedAdam"):
-            for glad in WITHOUT_AND_WITH:
-                value = published.MAIN[alpha].of(method, glad, data)
-                yield cell(data, method, glad, alpha=alpha, published=value, extra=extra)
+def _main(
+    alpha: float, names: Iterable[str] = DATA, extra: Mapping[str, Any] | None = None
+) -> Iterator[Cell]:
+    methods = ("FedAvg", "FedProx", "FedAvgM", "FedAdam")
+    for data, method, glad in product(names, methods, WITHOUT_AND_WITH):
+        value = published.MAIN[alpha].of(method, glad, data)
+        yield cell(data, method, glad, alpha=alpha, published=value, extra=extra)
 
 
 def _scaffold() -> Iterator[Cell]:
-    for data in ("20news", "agnews", "mnist"):
+    for data, alpha, glad in product(("20news", "agnews", "mnist"), ALPHAS, WITHOUT_AND_WITH):
+        value = published.SCAFFOLD.of("SCAFFOLD", glad, data, alpha)
         extra = {"client.epochs": settings.SCAFFOLD_EPOCHS} if DATA[data].images else {}
-        for alpha in ALPHAS:
-            for glad in WITHOUT_AND_WITH:
-                value = published.SCAFFOLD.of("SCAFFOLD", glad, data, alpha)
-                yield cell(
-                    data,
-                    "SCAFFOLD",
-                    glad,
-                    alpha=alpha,
-                    published=value,
-                    detail=f"α = {alpha}",
-                    extra=extra,
-                )
+        detail = f"α = {alpha}"
+        yield cell(data, "SCAFFOLD", glad, alpha=alpha, published=value, detail=detail, extra=extra)
 
 
 def _bilstm() -> Iterator[Cell]:
     for data, recipe in BILSTM.items():
         preset = f"{data}-bilstm"
-        own: dict[str, Any] = {
-            "client.optimizer": recipe.optimizer,
-            "client.lr": recipe.lr,
-            "client.batch_size": recipe.batch_size,
-            "client.epochs": recipe.epochs,
-            "client.clip_norm": recipe.clip_norm,
-        }
+        keys = ("optimizer", "lr", "batch_size", "epochs", "clip_norm")
+        local = {f"client.{key}": getattr(recipe, key) for key in keys}
         value = published.BILSTM.of("Centralized", False, data)
         label = f"{DATA[data].title} BiLSTM centralised"
-        yield replace(_alone(data, value, own), label=label, preset=preset)
-        for method in AVERAGED:
-            for glad in WITHOUT_AND_WITH:
-                extra = {**own, "server.lr": recipe.server_lr[method], "rounds": recipe.rounds}
-                told = cell(
-                    data,
-                    method,
-                    glad,
-                    detail="BiLSTM",
-                    published=published.BILSTM.of(method, glad, data),
-                    extra=extra | ({"adapter.gamma": recipe.gamma} if glad else {}),
-                )
-                yield replace(told, preset=preset)
+        yield replace(_alone(data, value, local), label=label, preset=preset)
+        for method, glad in product(AVERAGED, WITHOUT_AND_WITH):
+            value = published.BILSTM.of(method, glad, data)
+            extra = {**local, "server.lr": recipe.server_lr[method], "rounds": recipe.rounds}
+            extra |= {"adapter.gamma": recipe.gamma} if glad else {}
+            made = cell(data, method, glad, detail="BiLSTM", published=value, extra=extra)
+            yield replace(made, preset=preset)
 
 
 def _alone(data: str, value: published.Value, extra: Mapping[str, Any] | None = None) -> Cell:
@@ -85,94 +70,74 @@ def _alone(data: str, value: published.Value, extra: Mapping[str, Any] | None = 
         preset=data,
         overrides={**(extra or {}), **overrides},
         published=value,
-        ours=settings.UNTOLD_EPOCHS,
+        ours=settings.UNPUBLISHED_EPOCHS,
     )
 
 
 def _explored(of: published.Published, key: str, columns: Mapping[Any, str]) -> Iterator[Cell]:
     """FedAvg and FedAvgM with another sampler."""
-    for data in EXPLORED:
-        for column, words in columns.items():
-            for method in AVERAGED:
-                for glad in WITHOUT_AND_WITH:
-                    main = (key, column) == ("sampler.clients_per_round", settings.COHORT)
-                    yield cell(
-                        data,
-                        method,
-                        glad,
-                        detail=words,
-                        published=of.of(data, method, glad, column),
-                        extra={key: column},
-                        ours="" if main else settings.RETUNED,
-                    )
+    for data, column, method, glad in product(EXPLORED, columns, AVERAGED, WITHOUT_AND_WITH):
+        main = (key, column) == ("sampler.clients_per_round", settings.COHORT)
+        yield cell(
+            data,
+            method,
+            glad,
+            detail=columns[column],
+            published=of.of(data, method, glad, column),
+            extra={key: column},
+            ours="" if main else settings.RETUNED,
+        )
 
 
 def _epochs() -> Iterator[Cell]:
-    for data in ("cifar10", "mnist"):
-        for epochs in (10, 20):
-            for method in AVERAGED:
-                for glad in WITHOUT_AND_WITH:
-                    yield cell(
-                        data,
-                        method,
-                        glad,
-                        detail=f"E = {epochs}",
-                        published=published.EPOCHS.of(method, glad, data, epochs),
-                        extra={"client.epochs": epochs},
-                    )
+    for data, epochs, method, glad in product(
+        ("cifar10", "mnist"), (10, 20), AVERAGED, WITHOUT_AND_WITH
+    ):
+        value = published.EPOCHS.of(method, glad, data, epochs)
+        extra = {"client.epochs": epochs}
+        yield cell(data, method, glad, detail=f"E = {epochs}", published=value, extra=extra)
 
 
 def _seeds() -> Iterator[Cell]:
-    for alpha in ALPHAS:
-        for data in DATA:
-            for method in AVERAGED:
-                for glad in WITHOUT_AND_WITH:
-                    values = [
-                        published.SEEDS[alpha].of(data, method, glad, seed).mean
-                        for seed in settings.SEEDS
-                    ]
-                    yield cell(
-                        data,
-                        method,
-                        glad,
-                        alpha=alpha,
-                        detail=f"α = {alpha}",
-                        published=published.MAIN[alpha].of(method, glad, data),
-                        by_seed=tuple(values),
-                    )
+    for alpha, data, method, glad in product(ALPHAS, DATA, AVERAGED, WITHOUT_AND_WITH):
+        table = published.SEEDS[alpha]
+        yield cell(
+            data,
+            method,
+            glad,
+            alpha=alpha,
+            detail=f"α = {alpha}",
+            published=published.MAIN[alpha].of(method, glad, data),
+            by_seed=tuple(table.of(data, method, glad, seed).mean for seed in settings.SEEDS),
+        )
 
 
 def _gamma() -> Iterator[Cell]:
-    for data in EXPLORED:
-        for method in AVERAGED:
-            for gamma in GAMMAS:
-                # γ = 0 is no adaptation, bit for bit: the run of the main table.
-                own = {"adapter.gamma": gamma} if gamma else {}
-                known = gamma in (0, settings.GAMMA)
-                words = "γ = ∞" if math.isinf(gamma) else f"γ = {gamma:g}"
-                yield replace(
-                    cell(data, method, gamma > 0, extra=own),
-                    label=f"{named(data, method)}, {words}",
-                    baseline=f"{named(data, method)}, γ = 0" if gamma else None,
-                    published=published.MAIN[0.1].of(method, gamma > 0, data) if known else None,
-                    ours="" if known or math.isinf(gamma) else settings.UNTOLD_GAMMAS,
-                    x=gamma,
-                )
+    for data, method, gamma in product(EXPLORED, AVERAGED, GAMMAS):
+        # γ = 0 is no adaptation, bit for bit: the run of the main table.
+        extra = {"adapter.gamma": gamma} if gamma else {}
+        known = gamma in (0, settings.GAMMA)
+        yield replace(
+            cell(data, method, gamma > 0, extra=extra),
+            label=f"{named(data, method)}, γ = {'∞' if math.isinf(gamma) else f'{gamma:g}'}",
+            baseline=f"{named(data, method)}, γ = 0" if gamma else None,
+            published=published.MAIN[0.1].of(method, gamma > 0, data) if known else None,
+            ours="" if known or math.isinf(gamma) else settings.UNPUBLISHED_GAMMAS,
+            x=gamma,
+        )
 
 
 def _groups() -> Iterator[Cell]:
     kinds = {"all": "universal", "layer": "layer-wise", "tensor": "group-wise"}
-    for data in EXPLORED:
-        for method in AVERAGED:
-            value = published.MAIN[0.1].of(method, False, data)
-            yield cell(data, method, False, published=value)
-            for groups, words in kinds.items():
-                value = published.MAIN[0.1].of(method, True, data)
-                yield replace(
-                    cell(data, method, True, extra={"adapter.groups": groups}),
-                    label=f"{named(data, method)} + FedGLAD, {words}",
-                    published=value if groups == "tensor" else None,
-                )
+    for data, method in product(EXPLORED, AVERAGED):
+        plain, glad = (published.MAIN[0.1].of(method, glad, data) for glad in WITHOUT_AND_WITH)
+        yield cell(data, method, False, published=plain)
+        for groups, words in kinds.items():
+            yield replace(
+                cell(data, method, True, extra={"adapter.groups": groups}),
+                label=f"{named(data, method)} + FedGLAD, {words}",
+                published=glad if groups == "tensor" else None,
+            )
 
 
 def _bad_round() -> Iterator[Cell]:
@@ -180,31 +145,30 @@ def _bad_round() -> Iterator[Cell]:
         "sampler.name": "scripted",
         "sampler.cohorts": {str(settings.BAD_ROUND): list(settings.BAD_COHORT)},
     }
+    ours = settings.UNPUBLISHED_COHORT
     for glad in WITHOUT_AND_WITH:
-        yield cell("mnist", "FedAvg", glad, extra=extra, seeds=(1,), ours=settings.UNTOLD_COHORT)
+        yield cell("mnist", "FedAvg", glad, extra=extra, seeds=(1,), ours=ours)
 
 
 def _plain(*names: str) -> Iterator[Cell]:
     """FedAvg of the main table, one seed; on MNIST it is ours."""
     for data in names:
-        ours = "" if data in EXPLORED else NOT_IN_PAPER
+        ours = "" if data in EXPLORED else "not in the paper; it costs no run of its own"
         yield cell(data, "FedAvg", False, seeds=(1,), ours=ours)
 
 
 def _norm_ratio() -> Iterator[Cell]:
-    for data in EXPLORED:
-        for alpha in ALPHAS:
-            for epochs in (1, 3, 5):
-                yield cell(
-                    data,
-                    "FedAvg",
-                    False,
-                    alpha=alpha,
-                    detail=f"α = {alpha}, E = {epochs}",
-                    published=published.NORM_RATIO.of(data, alpha, epochs),
-                    extra={"client.epochs": epochs},
-                    seeds=(1,),
-                )
+    for data, alpha, epochs in product(EXPLORED, ALPHAS, (1, 3, 5)):
+        yield cell(
+            data,
+            "FedAvg",
+            False,
+            alpha=alpha,
+            detail=f"α = {alpha}, E = {epochs}",
+            published=published.NORM_RATIO.of(data, alpha, epochs),
+            extra={"client.epochs": epochs},
+            seeds=(1,),
+        )
     yield replace(*_plain("mnist"), label="MNIST FedAvg, α = 0.1, E = 5")
 
 
@@ -215,10 +179,7 @@ def _similarity() -> Iterator[Cell]:
 
 
 def _controls() -> Iterator[Cell]:
-    plain, glad = (
-        cell("mnist", "FedAvg", glad, published=published.MAIN[0.1].of("FedAvg", glad, "mnist"))
-        for glad in WITHOUT_AND_WITH
-    )
+    plain, glad, *_ = _main(0.1, ["mnist"])
     yield plain
     yield glad
     ours = {"baseline": plain.label, "published": None, "ours": "not in the paper"}
@@ -228,139 +189,32 @@ def _controls() -> Iterator[Cell]:
     yield replace(plain, label=f"{plain.label}, server rate 0.8", overrides=smaller, **ours)
 
 
-FIGURE = "a figure: its source has no numbers"
-_ALL = (
-    Experiment(
-        name="main",
-        about="four methods with and without FedGLAD, four data sets, α = 0.1",
-        where="Table 1",
-        cells=tuple(_main(0.1)),
+_CELLS: dict[str, Iterable[Cell]] = {
+    "main": _main(0.1),
+    "main-alpha1": _main(1.0),
+    "scaffold": _scaffold(),
+    "bilstm": _bilstm(),
+    "centralised": (_alone(data, published.CENTRALISED.of(data)) for data in DATA),
+    "ratios": _explored(
+        published.RATIOS, "sampler.clients_per_round", {5: "5 %", 10: "10 %", 20: "20 %"}
     ),
-    Experiment(
-        name="main-alpha1",
-        about="the same with milder skew, α = 1.0: FedGLAD should gain less",
-        where="Table 7",
-        cells=tuple(_main(1.0)),
-    ),
-    Experiment(
-        name="scaffold",
-        about="SCAFFOLD with and without FedGLAD; E = 1 on images",
-        where="Table 8",
-        cells=tuple(_scaffold()),
-        notes=("on CIFAR-10 the paper's SCAFFOLD did not converge: it has no cell",),
-    ),
-    Experiment(
-        name="bilstm",
-        about="a model that is not pre-trained; γ = 0.01 and 200 rounds on 20NewsGroups",
-        where="Tables 9, 17",
-        cells=tuple(_bilstm()),
-    ),
-    Experiment(
-        name="centralised",
-        about="all samples in one place: what federated training is measured against",
-        where="Table 6",
-        cells=tuple(_alone(data, published.CENTRALISED.of(data)) for data in DATA),
-        notes=("a round is an epoch; the local optimizer's momentum starts anew in each",),
-    ),
-    Experiment(
-        name="ratios",
-        about="5, 10 and 20 % of the clients a round: FedGLAD should gain most with few",
-        where="Table 2",
-        cells=tuple(
-            _explored(
-                published.RATIOS,
-                "sampler.clients_per_round",
-                {5: "5 %", 10: "10 %", 20: "20 %"},
-            )
-        ),
-    ),
-    Experiment(
-        name="strategies",
-        about="with other samplers: multinomial (MD) and AdaFL",
-        where="Table 3",
-        cells=tuple(
-            _explored(published.STRATEGIES, "sampler.name", {"md": "MD", "adafl": "AdaFL"})
-        ),
-        notes=(
-            "MD: a client drawn twice trains once with twice the weight, the authors' twice",
-            "AdaFL: cohorts depend on the training, so the two methods meet other cohorts",
-        ),
-    ),
-    Experiment(
-        name="epochs",
-        about="10 and 20 local epochs",
-        where="Table 10",
-        cells=tuple(_epochs()),
-    ),
-    Experiment(
-        name="seeds",
-        about="FedAvg and FedAvgM seed by seed",
-        where="Tables 11, 12",
-        cells=tuple(_seeds()),
-        reading="seeds",
-        notes=(OWN_SEEDS,),
-    ),
-    Experiment(
-        name="gamma",
-        about="how fast the bounds open: γ from 0 to ∞, and its effect on the deviation",
-        where="Figure 7",
-        cells=tuple(_gamma()),
-        reading="gamma",
-        notes=(f"{FIGURE}; what is published for γ = 0 and 0.02 stands in Table 1",),
-    ),
-    Experiment(
-        name="groups",
-        about="one factor for all parameters, for each layer, or for each tensor",
-        where="Figure 5",
-        cells=tuple(_groups()),
-        notes=(f"{FIGURE}; what is published stands in Table 1",),
-    ),
-    Experiment(
-        name="bad-round",
-        about="a 40th round whose clients hold almost only one digit",
-        where="Figure 4",
-        cells=tuple(_bad_round()),
-        reading="bad-round",
-        least_rounds=settings.BAD_ROUND + 1,
-        notes=(FIGURE, "94.6 % of the bad cohort's images are zeros"),
-    ),
-    Experiment(
-        name="gsi-groups",
-        about="how differently GSI fluctuates in the model's tensors",
-        where="Figures 3, 6",
-        cells=tuple(_plain("cifar10", "20news", "mnist")),
-        reading="gsi-groups",
-        notes=(FIGURE,),
-    ),
-    Experiment(
-        name="norm-ratio",
-        about="how much the norms of a round's updates differ: std/mean of their squares",
-        where="Table 4",
-        cells=tuple(_norm_ratio()),
-        reading="norm-ratio",
-    ),
-    Experiment(
-        name="similarity",
-        about="the correlation of GSI with how much the cohort's labels look like everybody's",
-        where="Figure 8",
-        cells=tuple(_similarity()),
-        reading="similarity",
-    ),
-    Experiment(
-        name="draws",
-        about="MNIST, α = 0.1, with the very clients and cohorts of the authors' code",
-        where="Table 1",
-        cells=tuple(_main(0.1, "mnist", extra=settings.THEIR_DRAWS)),
-        notes=("main has clients and cohorts of our own generators, drawn by the same rules",),
-    ),
-    Experiment(
-        name="controls",
-        about="FedGLAD against a smaller constant rate and the adapter pooled, on MNIST (ours)",
-        where="not in the paper",
-        cells=tuple(_controls()),
-    ),
-)
-EXPERIMENTS = {experiment.name: experiment for experiment in _ALL}
+    "strategies": _explored(published.STRATEGIES, "sampler.name", {"md": "MD", "adafl": "AdaFL"}),
+    "epochs": _epochs(),
+    "seeds": _seeds(),
+    "gamma": _gamma(),
+    "groups": _groups(),
+    "bad-round": _bad_round(),
+    "gsi-groups": _plain("cifar10", "20news", "mnist"),
+    "norm-ratio": _norm_ratio(),
+    "similarity": _similarity(),
+    "draws": _main(0.1, ["mnist"], settings.THEIR_DRAWS),
+    "controls": _controls(),
+}
+_TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+EXPERIMENTS = {
+    name: Experiment(name=name, cells=tuple(_CELLS[name]), **texts)
+    for name, texts in _TEXTS.items()
+}
 
 
 def find(name: str) -> Experiment:

@@ -1,7 +1,9 @@
 """The hyper-parameters of the paper's appendix, as data; what it leaves open is marked as ours."""
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fedglad.config.presets import PRESETS
@@ -13,11 +15,15 @@ CLIENTS, COHORT = 100, 10
 GAMMA, BETA = 0.02, 0.9
 
 
+PAPER: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("paper.toml").read_text("utf-8"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataSet:
     """A row of Tables 5 (statistics, model, rounds) and 14 (local training)."""
 
     title: str
+    images: bool  # or texts
     train: int
     test: int
     classes: int
@@ -27,66 +33,9 @@ class DataSet:
     batch_size: int
     optimizer: str
     epochs: int
-    shape: tuple[int, ...] | None = None  # of an image
-
-    @property
-    def images(self) -> bool:
-        """Whether its samples are images, and not texts."""
-        return self.shape is not None
 
 
-DATA: Mapping[str, DataSet] = {
-    "cifar10": DataSet(
-        title="CIFAR-10",
-        train=50_000,
-        test=10_000,
-        classes=10,
-        model="ResNet-56",
-        rounds=500,
-        lr=0.1,
-        batch_size=64,
-        optimizer="SGDM",
-        epochs=5,
-        shape=(3, 32, 32),
-    ),
-    "mnist": DataSet(
-        title="MNIST",
-        train=60_000,
-        test=10_000,
-        classes=10,
-        model="CNN",
-        rounds=50,
-        lr=0.01,
-        batch_size=64,
-        optimizer="SGDM",
-        epochs=5,
-        shape=(1, 28, 28),
-    ),
-    "20news": DataSet(
-        title="20NewsGroups",
-        train=11_314,
-        test=7_532,
-        classes=20,
-        model="DistilBERT",
-        rounds=100,
-        lr=5e-5,
-        batch_size=32,
-        optimizer="Adam",
-        epochs=1,
-    ),
-    "agnews": DataSet(
-        title="AGNews",
-        train=120_000,
-        test=7_600,
-        classes=4,
-        model="DistilBERT",
-        rounds=100,
-        lr=2e-5,
-        batch_size=32,
-        optimizer="Adam",
-        epochs=1,
-    ),
-}
+DATA = {name: DataSet(**row) for name, row in PAPER["data"].items()}
 """By the name that the data set and its preset have here."""
 
 METHODS: Mapping[str, Mapping[str, str]] = {
@@ -99,21 +48,18 @@ METHODS: Mapping[str, Mapping[str, str]] = {
 """What the paper's names are called in a configuration."""
 
 
-def _by_setting(*values: float) -> dict[str, dict[float, float]]:
-    """A row of Table 13: each data set at α = 0.1 and α = 1.0."""
-    pairs = zip(values[::2], values[1::2], strict=True)
-    return {
-        name: dict(zip(ALPHAS, pair, strict=True)) for name, pair in zip(DATA, pairs, strict=True)
-    }
-
-
 SERVER_LR: Mapping[str, Mapping[str, Mapping[float, float]]] = {
     method: {data: PRESETS[data].server_lr[names["server.name"]] for data in DATA}
     for method, names in METHODS.items()
 }
 """Table 16: the server's rate by method, data set and α; a preset has them by its optimizer."""
 
-MU: Mapping[str, Mapping[float, float]] = _by_setting(0.1, 0.1, 1.0, 0.1, 0.001, 0.001, 1.0, 0.001)
+MU: Mapping[str, Mapping[float, float]] = {
+    "cifar10": {0.1: 0.1, 1.0: 0.1},
+    "mnist": {0.1: 1.0, 1.0: 0.1},
+    "20news": {0.1: 0.001, 1.0: 0.001},
+    "agnews": {0.1: 1.0, 1.0: 0.001},
+}
 """Table 13: FedProx's μ by data set and α."""
 
 _WHOLE = (0.5, *map(float, range(1, 11)))
@@ -162,12 +108,12 @@ def written_out(grids: Sequence[str], tree: Mapping[str, Any]) -> list[str]:
     >>> written_out(["client.epochs=paper", "seed=1,2"], {})
     ['client.epochs=1,3,5,10', 'seed=1,2']
     """
-    found: list[str] = []
+    written: list[str] = []
     for text in grids:
         key, _, values = text.partition("=")
-        theirs = grid(key.strip(), tree) if values.strip() == "paper" else ()
-        found.append(f"{key}={','.join(map(str, theirs))}" if theirs else text)
-    return found
+        paper = grid(key.strip(), tree) if values.strip() == "paper" else ()
+        written.append(f"{key}={','.join(map(str, paper))}" if paper else text)
+    return written
 
 
 SCAFFOLD_EPOCHS = 1  # on images; with E = 5 it did not converge, on CIFAR-10 not even so
@@ -203,10 +149,10 @@ RETUNED = "the server's rate: re-tuned in the paper and not published, here that
 """Of the tables of sampling ratios and sampling strategies."""
 
 CENTRALISED_EPOCHS: Mapping[str, int] = {"cifar10": 100, "mnist": 20, "20news": 10, "agnews": 5}
-UNTOLD_EPOCHS = "the number of epochs"
+UNPUBLISHED_EPOCHS = "the number of epochs"
 
 GAMMAS = (0.0, *GAMMA_GRID, float("inf"))
-UNTOLD_GAMMAS = "the values of γ between 0 and ∞: those the paper recommends to search"
+UNPUBLISHED_GAMMAS = "the values of γ between 0 and ∞: those the paper recommends to search"
 
 THEIR_DRAWS: Mapping[str, str] = {"data.partition": "fednlp", "sampler.name": "fedml"}
 """The clients and cohorts of the authors' code, which seeds NumPy's legacy generator with 0 for the
@@ -216,4 +162,4 @@ BAD_ROUND = 39  # the 40th
 BAD_COHORT = (8, 17, 20, 29, 31, 36, 46, 50, 51, 56)
 """The ten clients of MNIST's partition (α = 0.1, data.seed 0) with the largest shares of one class:
 of all their images 94.6 % are zeros."""
-UNTOLD_COHORT = "the clients of the bad round: the ten that hold most of one digit"
+UNPUBLISHED_COHORT = "the clients of the bad round: the ten that hold most of one digit"
