@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from rich.table import Table as Grid
 
     from fedglad.runs.sweeping import Task
-    from fedglad.studies.paper import work
     from fedglad.studies.paper.results import Library
     from fedglad.studies.paper.tables import Table
 
@@ -59,10 +59,12 @@ def list_(out: RunsOut = RUNS, kept: Results = RESULTS, as_json: AsJson = False)
     grid = _grid(("name", "where", "cells", "runs", "done", "hours", "left", "what it shows"))
     for name, one in EXPERIMENTS.items():
         row = rows[name]
-        about = one.about + _remarks(row)
+        absent = f" ({row.absent} runs: not in this version)" if row.absent else ""
         done = f"{row.done}" + (f" + {row.shortened} shortened" if row.shortened else "")
         hours = [_hours(value, more=row.unmeasured > 0) for value in (row.hours, row.hours_left)]
-        grid.add_row(name, one.where, str(row.cells), str(row.runs), done, *hours, escape(about))
+        grid.add_row(
+            name, one.where, str(row.cells), str(row.runs), done, *hours, escape(one.about + absent)
+        )
     print_wide(grid)
     say(
         "Hours are those of one core of this machine; experiments share runs, and what one has run "
@@ -104,7 +106,10 @@ def run(
         todo = work.plan(
             find(name), library, out, only=only or [], seeds=_seeds(seeds), rounds=rounds
         )
-        _say_what_is_there(todo)
+        if todo.there:
+            say(f"{todo.there} runs are there already.")
+        for reason, count in Counter(todo.absent.values()).items():
+            say(f"{count} cells are left out: {reason}.")
         ready = _fetched(todo.tasks)
         make_folder(out)
         ends = follow(sweep(ready, jobs=cores(jobs)), ShowSweep(ready, quiet=False))
@@ -192,7 +197,7 @@ def export(
 
 
 def _library(out: Path, kept: Path) -> Library:
-    """The runs in both folders; what cannot be read is said, and does not count."""
+    """The runs in both folders; what cannot be read is reported, and does not count."""
     from fedglad.studies.paper.results import Library
 
     library = Library([out, kept])
@@ -211,25 +216,15 @@ def _seeds(texts: list[str] | None) -> list[int]:
         raise PaperError(f"--seeds {text!r}: write whole numbers, 1,2,3") from None
 
 
-def _say_what_is_there(todo: work.Work) -> None:
-    """What is there, and what cannot be run."""
-    if todo.there:
-        say(f"{todo.there} runs are there already.")
-    by_reason: dict[str, int] = {}
-    for reason in todo.absent.values():
-        by_reason[reason] = by_reason.get(reason, 0) + 1
-    for reason, count in by_reason.items():
-        say(f"{count} cells are left out: {reason}.")
-
-
 def _fetched(tasks: list[Task]) -> list[Task]:
-    """The tasks whose data and weights are here now; what cannot be had is said once."""
+    """The tasks whose data and weights are here now; why others cannot be run is reported once."""
     from fedglad.cli.fetching import fetch_for
     from fedglad.config.keys import label
     from fedglad.data.sources import DataError
 
+    reasons: dict[str, str] = {}  # by data and model; empty if they are here
+    ready: list[Task] = []
     lacking: dict[str, list[Task]] = {}
-    reasons: dict[str, str] = {}
     for task in tasks:
         tree = task.config.to_dict()
         key = json.dumps([tree["data"], tree["model"]], sort_keys=True)
@@ -239,14 +234,12 @@ def _fetched(tasks: list[Task]) -> list[Task]:
                 reasons[key] = ""
             except DataError as reason:
                 reasons[key] = str(reason)
-        if reasons[key]:
-            lacking.setdefault(reasons[key], []).append(task)
-    for reason, found in lacking.items():
-        others = len(found) - 1
-        more = f" and {others} more run{'s' * (others > 1)}" if others else ""
-        error(f"{label(found[0].settings)}{more} cannot be run: {reason}")
-    missing = {task.folder for found in lacking.values() for task in found}
-    return [task for task in tasks if task.folder not in missing]
+        kind = lacking.setdefault(reasons[key], []) if reasons[key] else ready
+        kind.append(task)
+    for reason, (first, *others) in lacking.items():
+        more = f" and {len(others)} more run{'s' * (len(others) > 1)}" if others else ""
+        error(f"{label(first.settings)}{more} cannot be run: {reason}")
+    return ready
 
 
 def _show(made: Table) -> None:
@@ -270,10 +263,6 @@ def _grid(heads: tuple[str, ...]) -> Grid:
         number = head in ("cells", "runs", "done", "hours", "left")
         grid.add_column(head, justify="right" if number else "left", no_wrap=head != heads[-1])
     return grid
-
-
-def _remarks(row: work.Status) -> str:
-    return f" ({row.absent} runs: not in this version)" if row.absent else ""
 
 
 def _hours(value: float | None, *, more: bool) -> str:

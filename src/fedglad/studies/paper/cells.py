@@ -54,16 +54,15 @@ class Cell:
             return ABSENT
         for key, value in self.overrides.items():
             section, _, rest = key.partition(".")
-            own = ":" in str(value)  # package.module:Object
-            if rest == "name" and not own and value not in REGISTRIES[section]:
+            imported = ":" in str(value)  # package.module:Object
+            if rest == "name" and not imported and value not in REGISTRIES[section]:
                 return f"{section} {value!r} not in this version"
         return ""
 
     @property
     def rounds(self) -> int:
         """Of the whole run, as in the paper."""
-        own = self.overrides.get("rounds", DATA_SETS[self.data].rounds)
-        return int(own)
+        return int(self.overrides.get("rounds", DATA_SETS[self.data].rounds))
 
     def config(self, seed: int, rounds: int | None = None) -> Config:
         """The configuration with this seed, shortened to `rounds` if these are fewer."""
@@ -104,15 +103,15 @@ class Experiment:
         """The cells with one of the labels, or with all words of one of the texts; else all."""
         if not only:
             return list(self.cells)
-        found = dict[str, Cell]()
+        labels = set[str]()
         for text in only:
             exact = [cell for cell in self.cells if cell.label == text]
             matching = exact or [cell for cell in self.cells if cell.matches(text)]
             if not matching:
-                labels = "; ".join(cell.label for cell in self.cells)
-                raise PaperError(f"--only {text!r} matches no cell of {self.name}: {labels}")
-            found |= {cell.label: cell for cell in matching}
-        return [cell for cell in self.cells if cell.label in found]
+                every = "; ".join(cell.label for cell in self.cells)
+                raise PaperError(f"--only {text!r} matches no cell of {self.name}: {every}")
+            labels.update(cell.label for cell in matching)
+        return [cell for cell in self.cells if cell.label in labels]
 
 
 def cell(

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 from collections.abc import Callable
-from typing import Any
 
 from fedglad.studies.paper.tables import Table
 
@@ -39,20 +38,21 @@ def as_csv(table: Table) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: _entry(value) for name, value in row.items()} for row in table.rows)
+    for row in table.rows:
+        nested = {name: json.dumps(v) for name, v in row.items() if isinstance(v, dict | list)}
+        writer.writerow({**row, **nested})
     return out.getvalue()
 
 
 def latex(table: Table) -> str:
     """A tabular of booktabs; the notes are comments."""
     kinds = "".join("l" if column.left else "r" for column in table.columns)
-    heads = _ampersands([column.head for column in table.columns])
     lines = [
         f"% {table.title}",
         *(f"% {note}" for note in table.notes),
         rf"\begin{{tabular}}{{{kinds}}}",
         r"\toprule",
-        heads,
+        _ampersands([column.head for column in table.columns]),
         r"\midrule",
         *map(_ampersands, table.texts()),
         r"\bottomrule",
@@ -71,10 +71,6 @@ def _pipes(texts: list[str]) -> str:
 
 def _ampersands(texts: list[str]) -> str:
     return " & ".join("".join(SIGNS.get(char, char) for char in text) for text in texts) + r" \\"
-
-
-def _entry(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, dict | list) else value
 
 
 SHOWN = ("terminal", *FORMATS)

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
@@ -45,47 +46,31 @@ def correlation(result: FinishedRun) -> Correlation:
     return Correlation(x, y, r, (math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)))
 
 
-@dataclass(frozen=True)
-class Fluctuation:
-    """GSI of a group over the rounds."""
-
-    group: str
-    mean: float
-    std: float
-    lowest: float
-    highest: float
-
-
-def fluctuations(result: FinishedRun) -> list[Fluctuation]:
-    """Of every group in the order of the model."""
-    groups: list[Fluctuation] = []
+def fluctuations(result: FinishedRun) -> list[dict[str, Any]]:
+    """GSI of every group over the rounds, in the order of the model; `relative` is std/mean."""
+    groups: list[dict[str, Any]] = []
     for name, parts in result.columns["groups"].items():
         values = [value for value in parts["gsi"] if value is not None]
-        groups.append(
-            Fluctuation(name, fmean(values), spread(values) or 0.0, min(values), max(values))
-        )
+        mean, std = fmean(values), spread(values) or 0.0
+        numbers = {"mean": mean, "std": std, "relative": std / mean}
+        groups.append({"group": name, **numbers, "lowest": min(values), "highest": max(values)})
     return groups
 
 
-@dataclass(frozen=True)
-class BadRound:
-    """The scripted round t: accuracy before and after it, its GSI and the lowest of the others."""
+def bad_round(result: FinishedRun) -> dict[str, Any]:
+    """The scripted round t: accuracy before and after it, its GSI and the lowest of the others.
 
-    t: int
-    before: float
-    after: float
-    gsi: float
-    lowest_other: float
-
-
-def bad_round(result: FinishedRun) -> BadRound:
-    """Of a run whose sampler has a script; every round of it has to be tested."""
+    Both accuracies have to be tested.
+    """
     sampler = result.config.to_dict()["sampler"]
-    scripted = {**sampler.get("cohorts", {}), **sampler.get("largest_class", {})}
-    t = min(int(number) for number in scripted)
-    gsi = result.columns["gsi_all"]
-    others = [value for k, value in enumerate(gsi) if k != t and value is not None]
-    tested = result.columns["test_accuracy"]
+    t = min(map(int, {**sampler.get("cohorts", {}), **sampler.get("largest_class", {})}))
+    gsi, tested = result.columns["gsi_all"], result.columns["test_accuracy"]
     if tested[t - 1] is None or tested[t] is None:
         raise PaperError(f"{result.path}: rounds {t - 1} and {t} were not tested: eval_every=1")
-    return BadRound(t, 100 * tested[t - 1], 100 * tested[t], gsi[t], min(others))
+    return {
+        "t": t,
+        "before": 100 * tested[t - 1],
+        "after": 100 * tested[t],
+        "gsi": gsi[t],
+        "lowest_other": min(v for k, v in enumerate(gsi) if k != t and v is not None),
+    }

@@ -32,17 +32,17 @@ MOST = 8  # groups with a colour of their own; the others are grey
 def plot(experiment: Experiment, library: Library, path: Path) -> list[str]:
     """Draws the experiment's figure into a PNG from what there is; notes for below it."""
     every = gather(experiment, library)
-    found = [f for f in every if f.runs]
-    if not found:
+    cells = [one for one in every if one.runs]
+    if not cells:
         raise PaperError(
             f"no run of {experiment.name} is finished: fedglad paper run {experiment.name}"
         )
     with paper_style(SCREEN_POINTS):
-        figure = _DRAWN.get(experiment.reading, _curves)(found)
+        figure = _DRAWN.get(experiment.reading, _curves)(cells)
         figure.suptitle(f"{experiment.name} ({experiment.where})", fontsize=SCREEN_POINTS)
         path.parent.mkdir(parents=True, exist_ok=True)
         save(figure, path, dpi=SCREEN_DPI)
-    missing = len({f.cell.label for f in every} - {f.cell.label for f in found})
+    missing = len({one.cell.label for one in every} - {one.cell.label for one in cells})
     some = "a cell without a run is" if missing == 1 else f"{missing} cells without a run are"
     return [f"{some} left out"] if missing else []
 
@@ -55,64 +55,59 @@ def _figure(panels: int, rows: int = 1) -> tuple[Any, list[Any]]:
     return figure, list(figure.subplots(down * rows, across, squeeze=False).flat)
 
 
-def _panels(found: Sequence[CellRuns]) -> dict[str, list[CellRuns]]:
+def _panels(cells: Sequence[CellRuns]) -> dict[str, list[CellRuns]]:
     """What belongs together: a baseline, and what is compared with it at the same length."""
     panels: dict[str, list[CellRuns]] = {}
-    for f in found:
-        short = f" (shortened: {f.rounds} of {f.cell.rounds} rounds)" if f.shortened else ""
-        panels.setdefault((f.cell.baseline or f.cell.label) + short, []).append(f)
+    for one in cells:
+        title = (one.cell.baseline or one.cell.label) + one.remark
+        panels.setdefault(title, []).append(one)
     return panels
 
 
-def _curves(found: Sequence[CellRuns]) -> Any:
+def _curves(cells: Sequence[CellRuns]) -> Any:
     """Accuracy by round, mean ± std over the seeds: a panel for each baseline."""
-    panels = _panels(found)
+    panels = _panels(cells)
     figure, axes = _figure(len(panels))
-    for ax, (title, cells) in zip(axes, panels.items(), strict=False):
-        for f in cells:
-            _curve(ax, f)
+    for ax, (title, members) in zip(axes, panels.items(), strict=False):
+        for one in members:
+            runs = [run.series("test_accuracy") for run in one.runs.values()]
+            mean_line(ax, curve(runs), unit=100.0, label=f"{_short(one)} (n = {len(runs)})")
         ax.set(title=title, xlabel="round", ylabel="test accuracy (%)")
         legend_inside(ax)
     return _finished(figure, axes[len(panels) :])
 
 
-def _curve(ax: Any, found: CellRuns) -> None:
-    runs = [run.series("test_accuracy") for run in found.runs.values()]
-    mean_line(ax, curve(runs), unit=100.0, label=f"{_short(found)} (n = {len(runs)})")
-
-
-def _short(found: CellRuns) -> str:
+def _short(one: CellRuns) -> str:
     """What is not in its baseline's label already, which is the panel's title."""
-    base = (found.cell.baseline or "").replace(",", "").split(" ")
-    words = [word for word in found.cell.label.split(" ") if word.strip(",") not in base]
+    base = (one.cell.baseline or "").replace(",", "").split(" ")
+    words = [word for word in one.cell.label.split(" ") if word.strip(",") not in base]
     return " ".join(words).strip(",")
 
 
-def _gamma(found: Sequence[CellRuns]) -> Any:
+def _gamma(cells: Sequence[CellRuns]) -> Any:
     """Accuracy against γ with its deviation, for each method; ∞ stands at the right end."""
-    panels = _panels(found)
+    panels = _panels(cells)
     figure, axes = _figure(len(panels))
-    for ax, (title, cells) in zip(axes, panels.items(), strict=False):
-        order = sorted(cells, key=lambda f: f.cell.x or 0.0)
-        values = [list(map(measures.last10, f.runs.values())) for f in order]
+    for ax, (title, members) in zip(axes, panels.items(), strict=False):
+        order = sorted(members, key=lambda one: one.cell.x or 0.0)
+        values = [list(map(measures.last10, one.runs.values())) for one in order]
         errors = [spread(v) or 0.0 for v in values]
         ax.errorbar(range(len(order)), list(map(fmean, values)), errors, fmt="o-", capsize=3)
-        names = ["∞" if math.isinf(f.cell.x or 0) else f"{f.cell.x or 0:g}" for f in order]
+        names = ["∞" if math.isinf(one.cell.x or 0) else f"{one.cell.x or 0:g}" for one in order]
         ax.set_xticks(range(len(order)), names)
         ax.set(title=title.partition(", γ")[0], xlabel="γ", ylabel="last 10 rounds (%)")
     return _finished(figure, axes[len(panels) :])
 
 
-def _bad_round(found: Sequence[CellRuns]) -> Any:
+def _bad_round(cells: Sequence[CellRuns]) -> Any:
     """Accuracy and GSI by round of the first seed, the bad round marked."""
     figure, axes = _figure(1, rows=2)
     accuracy, gsi = axes
-    for f in found:
-        label, run = _first(f)
-        x = np.arange(1, len(run.columns["gsi_all"]) + 1)
-        for ax, values in ((accuracy, run.accuracy), (gsi, run.columns["gsi_all"])):
-            ax.plot(x, [np.nan if v is None else v for v in values], marker=".", label=label)
-    t = measures.bad_round(next(iter(found[0].runs.values()))).t
+    for one in cells:
+        label, run = _first(one)
+        accuracy.plot([*run.series("test_accuracy")], run.accuracy, marker=".", label=label)
+        gsi.plot(*_line(run.columns["gsi_all"]), marker=".", label=label)
+    t = measures.bad_round(_first(cells[0])[1])["t"]
     for ax in axes:
         ax.axvline(t + 1, color="grey", linestyle=":", zorder=0)
     accuracy.set(xlabel="round", ylabel="test accuracy (%)")
@@ -121,14 +116,14 @@ def _bad_round(found: Sequence[CellRuns]) -> Any:
     return _finished(figure, [])
 
 
-def _gsi_groups(found: Sequence[CellRuns]) -> Any:
+def _gsi_groups(cells: Sequence[CellRuns]) -> Any:
     """GSI of each group by round of the first seed: the steadiest and the wildest in colour."""
-    figure, axes = _figure(len(found))
-    for ax, f in zip(axes, found, strict=False):
-        label, run = _first(f)
+    figure, axes = _figure(len(cells))
+    for ax, one in zip(axes, cells, strict=False):
+        label, run = _first(one)
         groups = run.columns["groups"]
-        by_size = sorted(measures.fluctuations(run), key=lambda group: group.std / group.mean)
-        names = [group.group for group in by_size]
+        by_size = sorted(measures.fluctuations(run), key=lambda group: group["relative"])
+        names = [group["group"] for group in by_size]
         shown = names if len(names) <= MOST else [*names[: MOST // 2], *names[-MOST // 2 :]]
         for name in (name for name in names if name not in shown):
             ax.plot(*_line(groups[name]["gsi"]), color="0.85", linestyle="-", linewidth=0.6)
@@ -136,14 +131,14 @@ def _gsi_groups(found: Sequence[CellRuns]) -> Any:
             ax.plot(*_line(groups[name]["gsi"]), label=name)
         ax.set(title=label, xlabel="round", ylabel="GSI")
         legend_inside(ax, ncols=2)
-    return _finished(figure, axes[len(found) :])
+    return _finished(figure, axes[len(cells) :])
 
 
-def _similarity(found: Sequence[CellRuns]) -> Any:
+def _similarity(cells: Sequence[CellRuns]) -> Any:
     """GSI of the first seed's rounds against label similarity, with the line of least squares."""
-    figure, axes = _figure(len(found))
-    for ax, f in zip(axes, found, strict=False):
-        label, run = _first(f)
+    figure, axes = _figure(len(cells))
+    for ax, one in zip(axes, cells, strict=False):
+        label, run = _first(one)
         fit = measures.correlation(run)
         ax.scatter(fit.similarity, fit.gsi, s=12)
         if fit.r is not None:
@@ -151,17 +146,17 @@ def _similarity(found: Sequence[CellRuns]) -> Any:
             x = np.array([min(fit.similarity), max(fit.similarity)])
             ax.plot(x, start + slope * x, color="tab:red", label=f"r = {fit.r:.4f}")
             legend_inside(ax)
-        published = f.cell.published
-        beside = f"; published r = {published.mean}" if published and not f.shortened else ""
+        published = one.cell.published
+        beside = f"; published r = {published.mean}" if published and not one.shortened else ""
         ax.set(title=f"{label}{beside}", xlabel="label similarity", ylabel="GSI")
-    return _finished(figure, axes[len(found) :])
+    return _finished(figure, axes[len(cells) :])
 
 
-def _norm_ratio(found: Sequence[CellRuns]) -> Any:
+def _norm_ratio(cells: Sequence[CellRuns]) -> Any:
     """std/mean of the squared norms by round of the first seed."""
     figure, (ax,) = _figure(1)
-    for f in found:
-        label, run = _first(f)
+    for one in cells:
+        label, run = _first(one)
         mean = measures.norm_ratio(run)
         ax.plot(*_line(run.columns["norm_ratio"]), label=f"{label}: {mean:.3f}")
     ax.set(xlabel="round", ylabel="std/mean of squared norms")
@@ -169,10 +164,10 @@ def _norm_ratio(found: Sequence[CellRuns]) -> Any:
     return _finished(figure, [])
 
 
-def _first(found: CellRuns) -> tuple[str, FinishedRun]:
+def _first(one: CellRuns) -> tuple[str, FinishedRun]:
     """The run of the first seed, and its label."""
-    seed, run = next(iter(found.runs.items()))
-    return f"{found.label}, seed {seed}", run
+    seed, run = next(iter(one.runs.items()))
+    return f"{one.label}, seed {seed}", run
 
 
 def _line(values: Sequence[float | None]) -> tuple[np.ndarray, list[float]]:

@@ -24,7 +24,6 @@ from fedglad.runs.summary import summarise
 from fedglad.runs.sweeping import first_rounds
 from fedglad.studies.paper.cells import PaperError
 
-RUNS, RESULTS = Path("runs") / "paper", Path("results")
 DIGITS = 6  # of GSI and factors: a deep model has hundreds in a round
 IGNORED = ("rounds", "seed", "checkpoint_every")
 """Keys that tell the repetitions of a cell apart, or change nothing in a round."""
@@ -40,16 +39,6 @@ class FinishedRun:
     path: Path
     config: Config
     summary: Mapping[str, Any]
-
-    @property
-    def seed(self) -> int:
-        return self.config.seed
-
-    @property
-    def name(self) -> str:
-        """Of its file in results/."""
-        data = str(self.config.to_dict()["data"]["name"]).replace(":", "-")
-        return f"{data}-{self.config.hash()}.json"
 
     @cached_property
     def columns(self) -> Columns:
@@ -70,17 +59,15 @@ class FinishedRun:
 
     def to_dict(self) -> dict[str, Any]:
         """The file in results/."""
-        made = {key: self.summary.get(key) for key in ("seconds", "versions", "machine")}
-        last10, skipped = self.summary["last10_accuracy"], self.summary.get("skipped", 0)
         tree = self.config.to_dict()
         short = shortened(flat(tree))
         return {
             "config": _plain(tree),
             "hash": self.config.hash(),
             **({"shortened": short} if short else {}),
-            "last10_accuracy": last10,
-            "skipped": skipped,
-            **made,
+            "last10_accuracy": self.summary["last10_accuracy"],
+            "skipped": self.summary.get("skipped", 0),
+            **{key: self.summary.get(key) for key in ("seconds", "versions", "machine")},
             "rounds": self.columns,
         }
 
@@ -96,24 +83,25 @@ def key(config: Config) -> str:
 def columns(rounds: Sequence[Mapping[str, Any]]) -> Columns:
     """The rounds of a run by name; of the clients only who they were."""
     simple = ("test_accuracy", "test_loss", "train_loss", "label_similarity")
-    found: dict[str, Any] = {name: [r.get(name) for r in rounds] for name in simple}
-    found["gsi_all"] = [_short(r.get("gsi_all")) for r in rounds]
-    found["norm_ratio"] = [_short(_norm_ratio(r["clients"])) for r in rounds]
-    found["clients"] = [[client["id"] for client in r["clients"]] for r in rounds]
-    found["seconds"] = [round(math.fsum(r["seconds"].values()), 3) for r in rounds]
     names = dict.fromkeys(name for r in rounds for name in r["groups"])
-    found["groups"] = {
-        name: {
-            part: [_short(r["groups"].get(name, {}).get(part)) for r in rounds]
-            for part in ("gsi", "scale")
-        }
-        for name in names
+    return {
+        **{name: [r.get(name) for r in rounds] for name in simple},
+        "gsi_all": [_short(r.get("gsi_all")) for r in rounds],
+        "norm_ratio": [_short(_norm_ratio(r["clients"])) for r in rounds],
+        "clients": [[client["id"] for client in r["clients"]] for r in rounds],
+        "seconds": [round(math.fsum(r["seconds"].values()), 3) for r in rounds],
+        "groups": {
+            name: {
+                part: [_short(r["groups"].get(name, {}).get(part)) for r in rounds]
+                for part in ("gsi", "scale")
+            }
+            for name in names
+        },
     }
-    return found
 
 
 class Library:
-    """The finished runs in some folders; `broken` tells what could not be read."""
+    """The finished runs in some folders; `broken` has why others could not be read."""
 
     def __init__(self, folders: Iterable[Path]) -> None:
         self.notes: list[str] = []
@@ -133,7 +121,7 @@ class Library:
 
     def all(self) -> list[FinishedRun]:
         """Every run, each once."""
-        return [result for found in self._runs.values() for result in found.values()]
+        return [result for same in self._runs.values() for result in same.values()]
 
     def _add(self, path: Path) -> None:
         try:
@@ -149,7 +137,7 @@ class Library:
                 f"{path} was made by format {written} of fedglad: today's random draws are others"
             )
         place = self._runs.setdefault(key(result.config), {})
-        place.setdefault((result.config.rounds, result.seed), result)
+        place.setdefault((result.config.rounds, result.config.seed), result)
 
 
 def read(path: Path) -> FinishedRun | None:
@@ -160,9 +148,9 @@ def read(path: Path) -> FinishedRun | None:
             return FinishedRun(path, load(path / "config.toml")[1], summary) if summary else None
         if path.suffix != ".json" or not path.is_file():
             return None
-        found: Any = json.loads(path.read_text("utf-8"))
-        config = Config.of(_restored(found["config"]))
-        summary = {name: value for name, value in found.items() if name not in ("config", "rounds")}
+        tree: Any = json.loads(path.read_text("utf-8"))
+        config = Config.of(_restored(tree["config"]))
+        summary = {name: value for name, value in tree.items() if name not in ("config", "rounds")}
         return FinishedRun(path, config, summary)
     except (RunError, ConfigError, ValueError, KeyError, TypeError, OSError) as error:
         raise PaperError(f"{path} cannot be read: {error}") from None
@@ -174,11 +162,14 @@ def first(folder: Path, rounds: int) -> FinishedRun | None:
     The server's rate falls as in the whole run.
     """
     try:
-        config, found = load(folder / "config.toml")[1], Run(folder).rounds()[:rounds]
-        summary = {**summarise(found), **_made(Run(folder).summary)}
+        run, config = Run(folder), load(folder / "config.toml")[1]
+        records, summary = run.rounds()[:rounds], run.summary or {}
+        # Where and with what an unfinished run was made is not known: taken to be here and now.
+        made = {key: summary[key] for key in ("versions", "machine") if summary}
+        summary = {**summarise(records), **made}
     except (RunError, ConfigError, ValueError, OSError) as error:
         raise PaperError(f"{folder} cannot be read: {error}") from None
-    if len(found) < rounds:
+    if len(records) < rounds:
         return None
     return FinishedRun(folder, first_rounds(config, rounds), summary)
 
@@ -202,17 +193,14 @@ def export(
             why = f"fewer than {rounds} rounds" if rounds else "unfinished"
             notes.append(f"{folder} is left out: {why}")
             continue
-        target, text = to / result.name, _text(result.to_dict())
+        data = str(result.config.to_dict()["data"]["name"]).replace(":", "-")
+        target = to / f"{data}-{result.config.hash()}.json"
+        text = _text(result.to_dict())
         to.mkdir(parents=True, exist_ok=True)
         if not target.is_file() or target.read_text("utf-8") != text:
             write_text(target, text)
         written.append(target)
     return written, notes
-
-
-def _made(summary: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Where and with what a finished run was made; else it is taken to be here and now."""
-    return {key: summary[key] for key in ("versions", "machine")} if summary else {}
 
 
 def _text(tree: Mapping[str, Any]) -> str:

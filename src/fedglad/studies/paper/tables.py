@@ -8,7 +8,6 @@ from typing import Any
 from fedglad.analysis.statistics import interval, spread, stability
 from fedglad.studies.paper import measures
 from fedglad.studies.paper.cells import Cell, Experiment, Reading
-from fedglad.studies.paper.published import Value
 from fedglad.studies.paper.results import FinishedRun, Library
 
 Row = dict[str, Any]
@@ -24,6 +23,10 @@ class Column:
     head: str
     text: Callable[[Row], str]
     left: bool = False
+
+
+Read = tuple[list[Row], list[Column]]
+"""What a reading makes of an experiment's cells."""
 
 
 @dataclass(frozen=True)
@@ -57,46 +60,47 @@ class CellRuns:
     cell: Cell
     rounds: int
     runs: Mapping[int, FinishedRun]
-    absent: str = ""
 
     @property
     def shortened(self) -> bool:
         return self.rounds < self.cell.rounds
 
     @property
-    def label(self) -> str:
-        """A shortened run is never shown without saying so."""
+    def remark(self) -> str:
+        """A shortened run is never shown without it."""
         short = f" (shortened: {self.rounds} of {self.cell.rounds} rounds)"
-        return self.cell.label + (short if self.shortened else "")
+        return short if self.shortened else ""
+
+    @property
+    def label(self) -> str:
+        """The cell's, with the remark."""
+        return self.cell.label + self.remark
 
 
 def gather(experiment: Experiment, library: Library) -> list[CellRuns]:
     """The runs of every cell: of the whole length, then of shorter ones; empty if there is none."""
-    found: list[CellRuns] = []
+    gathered: list[CellRuns] = []
     for cell in experiment.cells:
-        if cell.absent:
-            found.append(CellRuns(cell, cell.rounds, {}, cell.absent))
-            continue
-        runs = library.find(cell.config(1))
+        runs = {} if cell.absent else library.find(cell.config(1))
         lengths = sorted({rounds for rounds, _ in runs if rounds <= cell.rounds}, reverse=True)
         for length in dict.fromkeys([cell.rounds, *lengths]):
             seeds = sorted(seed for rounds, seed in runs if rounds == length)
-            found.append(CellRuns(cell, length, {seed: runs[length, seed] for seed in seeds}))
-    return found
+            gathered.append(CellRuns(cell, length, {seed: runs[length, seed] for seed in seeds}))
+    return gathered
 
 
 def table(experiment: Experiment, library: Library) -> Table:
     """The experiment's table from what there is."""
-    found = gather(experiment, library)
-    rows, columns = _READINGS[experiment.reading](found)
+    cells = gather(experiment, library)
+    rows, columns = _READINGS[experiment.reading](cells)
     notes = list(experiment.notes)
-    for ours in dict.fromkeys(f.cell.ours for f in found if f.cell.ours):
+    for ours in dict.fromkeys(one.cell.ours for one in cells if one.cell.ours):
         notes.append(f"marked (ours): {ours}")
-    if any(f.shortened and f.runs for f in found):
+    if any(one.shortened and one.runs for one in cells):
         notes.append(
             "shortened runs are not what the paper reports: they stand in rows of their own"
         )
-    used = {str(run.path) for f in found for run in f.runs.values()}
+    used = {str(run.path) for one in cells for run in one.runs.values()}
     notes += [note for note in library.notes if any(note.startswith(path) for path in used)]
     title = f"{experiment.name} ({experiment.where}): {experiment.about}"
     return Table(experiment.name, title, columns, rows, notes)
@@ -105,24 +109,31 @@ def table(experiment: Experiment, library: Library) -> Table:
 # ------------------------------------------------------------------------------------ readings
 
 
-def _row(found: CellRuns, all_found: Sequence[CellRuns], measure: Measure) -> Row:
-    """What every reading has: the mean over the seeds, and the difference from the baseline."""
-    values = _values(found, measure)
-    base = _baseline(found, all_found)
-    pairs = _values(base, measure) if base else {}
+def _row(one: CellRuns, cells: Sequence[CellRuns], measure: Measure) -> Row:
+    """What every reading has: the mean over the seeds, and the difference from the baseline.
+
+    The baseline's runs are those of the same length.
+    """
+    baselines = (
+        other
+        for other in cells
+        if (other.cell.label, other.rounds) == (one.cell.baseline, one.rounds)
+        and not other.cell.absent
+    )
+    base = next(baselines, None)
+    values, pairs = _values(one, measure), _values(base, measure) if base else {}
     differences = {seed: values[seed] - pairs[seed] for seed in values if seed in pairs}
-    whole = not found.shortened
-    published = found.cell.published if whole else None
-    of_base = base.cell.published if base and whole else None
+    published = None if one.shortened else one.cell.published
+    of_base = base.cell.published if base else None
     bounds = interval(list(differences.values()))
     return {
-        "cell": found.cell.label,
-        "label": found.label,
-        "rounds": found.rounds,
-        "shortened": found.shortened,
-        "absent": found.absent,
-        "ours": found.cell.ours,
-        "n": len(found.runs),
+        "cell": one.cell.label,
+        "label": one.label,
+        "rounds": one.rounds,
+        "shortened": one.shortened,
+        "absent": one.cell.absent,
+        "ours": one.cell.ours,
+        "n": len(one.runs),
         "seeds": values,
         "mean": fmean(values.values()) if values else None,
         "std": spread([*values.values()]),
@@ -131,43 +142,33 @@ def _row(found: CellRuns, all_found: Sequence[CellRuns], measure: Measure) -> Ro
         "differences": differences,
         "difference": fmean(differences.values()) if differences else None,
         "interval": list(bounds) if bounds else None,
-        "published_difference": _minus(published, of_base),
+        "published_difference": (
+            round(published.mean - of_base.mean, 4) if published and of_base else None
+        ),
     }
 
 
-def _values(found: CellRuns, measure: Measure) -> dict[int, float]:
-    values = {seed: measure(run) for seed, run in found.runs.items()}
+def _values(one: CellRuns, measure: Measure) -> dict[int, float]:
+    values = {seed: measure(run) for seed, run in one.runs.items()}
     return {seed: value for seed, value in values.items() if value is not None}
 
 
-def _baseline(found: CellRuns, all_found: Sequence[CellRuns]) -> CellRuns | None:
-    """The runs of the baseline that have the same length."""
-    same = [f for f in all_found if f.cell.label == found.cell.baseline and not f.absent]
-    return next((f for f in same if f.rounds == found.rounds), None)
-
-
-def _minus(value: Value | None, base: Value | None) -> float | None:
-    return round(value.mean - base.mean, 4) if value and base else None
-
-
-def _accuracy(found: Sequence[CellRuns]) -> tuple[list[Row], list[Column]]:
-    rows = [_row(f, found, measures.last10) | _stability(f) for f in found]
+def _accuracy(cells: Sequence[CellRuns]) -> Read:
+    rows: list[Row] = []
+    for one in cells:
+        steady = stability([run.accuracy for run in one.runs.values()])
+        numbers = {
+            "spread": steady.std if steady else None,
+            "worst": steady.worst if steady else None,
+        }
+        rows.append(_row(one, cells, measures.last10) | numbers)
     return rows, [*_HEAD, _MEAN, _PUBLISHED, *_DIFFERENCE, *_STABILITY]
 
 
-def _stability(found: CellRuns) -> Row:
-    """The mean over the seeds of what a run's second half was like."""
-    steady = stability([run.accuracy for run in found.runs.values()])
-    return {
-        "spread": steady.std if steady else None,
-        "worst": steady.worst if steady else None,
-    }
-
-
-def _seeds(found: Sequence[CellRuns]) -> tuple[list[Row], list[Column]]:
-    rows, _ = _accuracy(found)
-    for f, row in zip(found, rows, strict=True):
-        by_seed = () if f.shortened else f.cell.by_seed
+def _seeds(cells: Sequence[CellRuns]) -> Read:
+    rows, _ = _accuracy(cells)
+    for one, row in zip(cells, rows, strict=True):
+        by_seed = () if one.shortened else one.cell.by_seed
         row["published_seeds"] = dict(enumerate(by_seed, start=1))
     return rows, [
         *_HEAD,
@@ -178,16 +179,16 @@ def _seeds(found: Sequence[CellRuns]) -> tuple[list[Row], list[Column]]:
     ]
 
 
-def _gamma(found: Sequence[CellRuns]) -> tuple[list[Row], list[Column]]:
-    rows, columns = _accuracy(found)
-    for f, row in zip(found, rows, strict=True):
-        row["gamma"] = None if f.cell.x is None else str(f.cell.x)
+def _gamma(cells: Sequence[CellRuns]) -> Read:
+    rows, columns = _accuracy(cells)
+    for one, row in zip(cells, rows, strict=True):
+        row["gamma"] = None if one.cell.x is None else str(one.cell.x)
     std = Column("std over seeds", lambda row: _number(row["std"], "{:.2f}"))
     return rows, [*columns[:3], std, *columns[3:]]
 
 
-def _norm_ratio(found: Sequence[CellRuns]) -> tuple[list[Row], list[Column]]:
-    rows = [_row(f, found, measures.norm_ratio) for f in found]
+def _norm_ratio(cells: Sequence[CellRuns]) -> Read:
+    rows = [_row(one, cells, measures.norm_ratio) for one in cells]
     return rows, [
         *_HEAD,
         Column("std/mean", lambda row: _spread(row["mean"], row["std"], "{:.3f}")),
@@ -195,11 +196,11 @@ def _norm_ratio(found: Sequence[CellRuns]) -> tuple[list[Row], list[Column]]:
     ]
 
 
-def _similarity(found: Sequence[CellRuns]) -> tuple[list[Row], list[Column]]:
+def _similarity(cells: Sequence[CellRuns]) -> Read:
     rows: list[Row] = []
-    for f in found:
-        fits = [measures.correlation(run) for run in f.runs.values()]
-        row = _row(f, found, lambda run: measures.correlation(run).r)
+    for one in cells:
+        fits = [measures.correlation(run) for run in one.runs.values()]
+        row = _row(one, cells, lambda run: measures.correlation(run).r)
         row["points"] = len(fits[0].gsi) if fits else None
         # The cohorts of all seeds are the same: one seed's interval is not made narrower by others.
         row["interval"] = list(fits[0].interval) if fits and fits[0].interval else None
@@ -213,17 +214,13 @@ def _similarity(found: Sequence[CellRuns]) -> tuple[list[Row], list[Column]]:
     ]
 
 
-def _gsi_groups(found: Sequence[CellRuns]) -> tuple[list[Row], list[Column]]:
+def _gsi_groups(cells: Sequence[CellRuns]) -> Read:
     rows: list[Row] = []
-    for f in found:
-        plain = _row(f, found, measures.last10)
-        groups = measures.fluctuations(next(iter(f.runs.values()))) if f.runs else []
-        for group in groups:
-            numbers = {"mean": group.mean, "std": group.std, "relative": group.std / group.mean}
-            extremes = {"lowest": group.lowest, "highest": group.highest}
-            rows.append({**plain, "group": group.group, **numbers, **extremes})
-        if not groups:
-            rows.append({**plain, "group": "", "relative": None, "lowest": None, "highest": None})
+    nothing = {"group": "", "relative": None, "lowest": None, "highest": None}
+    for one in cells:
+        plain = _row(one, cells, measures.last10)
+        groups = measures.fluctuations(next(iter(one.runs.values()))) if one.runs else []
+        rows += [{**plain, **group} for group in groups or [nothing]]
     number = "{:.3f}"
     return rows, [
         _HEAD[0],
@@ -236,14 +233,13 @@ def _gsi_groups(found: Sequence[CellRuns]) -> tuple[list[Row], list[Column]]:
     ]
 
 
-def _bad_round(found: Sequence[CellRuns]) -> tuple[list[Row], list[Column]]:
-    rows, columns = _accuracy(found)
-    names = ("before", "after", "gsi", "lowest_other")
-    for f, row in zip(found, rows, strict=True):
-        rounds = [measures.bad_round(run) for run in f.runs.values()]
-        row["t"] = rounds[0].t if rounds else None
-        for name in names:
-            row[name] = fmean(getattr(bad, name) for bad in rounds) if rounds else None
+def _bad_round(cells: Sequence[CellRuns]) -> Read:
+    rows, columns = _accuracy(cells)
+    for one, row in zip(cells, rows, strict=True):
+        rounds = [measures.bad_round(run) for run in one.runs.values()]
+        row["t"] = rounds[0]["t"] if rounds else None
+        for name in ("before", "after", "gsi", "lowest_other"):
+            row[name] = fmean(bad[name] for bad in rounds) if rounds else None
         row["drop"] = row["before"] - row["after"] if rounds else None
     return rows, [
         *columns[:2],
@@ -258,7 +254,7 @@ def _bad_round(found: Sequence[CellRuns]) -> tuple[list[Row], list[Column]]:
     ]
 
 
-_READINGS: dict[Reading, Callable[[Sequence[CellRuns]], tuple[list[Row], list[Column]]]] = {
+_READINGS: dict[Reading, Callable[[Sequence[CellRuns]], Read]] = {
     "accuracy": _accuracy,
     "seeds": _seeds,
     "gamma": _gamma,
@@ -295,7 +291,7 @@ def _name(row: Row) -> str:
 
 
 _HEAD = [
-    Column("", lambda row: _name(row), left=True),
+    Column("", _name, left=True),
     Column("n", lambda row: str(row["n"])),
 ]
 _MEAN = Column("last 10 rounds %", lambda row: _spread(row["mean"], row["std"], "{:.2f}"))

@@ -1,7 +1,7 @@
 """What is missing of an experiment, as tasks of a sweep, and what it costs on this machine."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -53,10 +53,10 @@ def plan(
             if library.has(config):
                 there.add(folder)
                 continue
-            told = {"cell": cell.label, "seed": seed}
+            settings = {"cell": cell.label, "seed": seed}
             if config.rounds < cell.rounds:
-                told["shortened"] = f"{config.rounds} of {cell.rounds} rounds"
-            tasks.setdefault(folder, Task(cell.preset, config, folder, told))
+                settings["shortened"] = f"{config.rounds} of {cell.rounds} rounds"
+            tasks.setdefault(folder, Task(cell.preset, config, folder, settings))
     return Work(list(tasks.values()), len(there), absent)
 
 
@@ -78,12 +78,11 @@ class Status:
 
 def status(experiment: Experiment, library: Library, speeds: "Speeds") -> Status:
     """How much of it there is, and what the rest costs."""
-    absent = [cell for cell in experiment.cells if cell.absent]
+    cells = [cell for cell in experiment.cells if not cell.absent]
     done = shortened = 0
-    seconds: dict[str, tuple[bool, float | None]] = {}  # a run that two cells share costs once
-    for cell in experiment.cells:
-        if cell.absent:
-            continue
+    seconds: dict[str, float | None] = {}  # a run that two cells share costs once
+    left: dict[str, float | None] = {}
+    for cell in cells:
         for seed in cell.seeds:
             config = cell.config(seed)
             here = library.has(config)
@@ -91,30 +90,33 @@ def status(experiment: Experiment, library: Library, speeds: "Speeds") -> Status
             shortened += not here and any(key[1] == seed for key in library.find(config))
             speed = speeds.of(cell.data, config)
             cost = samples(cell.data, config) / speed if speed else None
-            seconds[config.hash()] = (here, cost)
+            seconds[config.hash()] = cost
+            if not here:
+                left[config.hash()] = cost
+    runs = sum(len(cell.seeds) for cell in experiment.cells)
     return Status(
         cells=len(experiment.cells),
-        runs=sum(len(cell.seeds) for cell in experiment.cells),
-        absent=sum(len(cell.seeds) for cell in absent),
+        runs=runs,
+        absent=runs - sum(len(cell.seeds) for cell in cells),
         done=done,
         shortened=shortened,
-        hours=_hours([cost for _, cost in seconds.values()]) if seconds else None,
-        hours_left=_hours([c for here, c in seconds.values() if not here]) if seconds else None,
-        unmeasured=sum(cost is None for _, cost in seconds.values()),
-        basis=sorted({speeds.basis(c.data, c.config(1)) for c in experiment.cells if not c.absent}),
+        hours=_hours(seconds.values()) if seconds else None,
+        hours_left=_hours(left.values()) if seconds else None,
+        unmeasured=sum(cost is None for cost in seconds.values()),
+        basis=sorted({speeds.basis(cell.data, cell.config(1)) for cell in cells}),
     )
 
 
 def samples(data: str, config: Config) -> float:
     """How many training samples a run costs, test samples counted by what they cost."""
-    found, tree = DATA[data], config.to_dict()
-    size = found.train // int(tree["data"]["clients"])
+    tree = config.to_dict()
+    size = DATA[data].train // int(tree["data"]["clients"])
     client = tree["client"]
     if client["drop_last"]:
         size -= size % int(client["batch_size"])
     trained = int(tree["sampler"]["clients_per_round"]) * int(client["epochs"]) * size
     tests = math.ceil(config.rounds / config.eval_every)
-    return config.rounds * trained + tests * found.test * TESTING
+    return config.rounds * trained + tests * DATA[data].test * TESTING
 
 
 class Speeds:
@@ -147,11 +149,11 @@ class Speeds:
 
 def _model(data: str, config: Config) -> str:
     """Its kind: other vectors or another encoder have another speed."""
-    told = config.to_dict()["model"]
-    kind = " ".join(str(told[key]) for key in ("name", "source", "vectors") if key in told)
+    model = config.to_dict()["model"]
+    kind = " ".join(str(model[key]) for key in ("name", "source", "vectors") if key in model)
     return f"{kind} on {DATA[data].title}"
 
 
-def _hours(seconds: Sequence[float | None]) -> float | None:
+def _hours(seconds: Collection[float | None]) -> float | None:
     known = [value for value in seconds if value is not None]
     return math.fsum(known) / 3600 if known or not seconds else None
