@@ -1,4 +1,4 @@
-"""The experiments of the paper by name, and one of ours: is a gain only that of a smaller rate?
+"""The experiments of the paper by name, and one of ours that compares with a smaller rate.
 
 What they show, and where the paper has them, stands in experiments.toml.
 """
