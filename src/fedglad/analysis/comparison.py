@@ -20,7 +20,7 @@ from fedglad.analysis.grouping import (
 )
 from fedglad.analysis.statistics import Stability, interval, spread, stability
 from fedglad.config.presets import shortened
-from fedglad.runs.reader import Run, RunError, run_folders, skipped_rounds
+from fedglad.runs.reader import Run, RunError, run_folders
 
 METRIC, FINAL = "last10_accuracy", "final_accuracy"
 CURVES = {"accuracy": "test_accuracy", "gsi": "gsi_all"}
@@ -167,8 +167,8 @@ def _read(folders: Iterable[Path]) -> tuple[list[Entry], list[str]]:
             settings = settings_of(config, summary, rule)
             seed = pop_seed(settings)
             entries.append(Entry(run.folder, settings, seed, summary, curves, factor))
-        if skipped := skipped_rounds(summary, records):
-            notes.append(f"{run.folder}: {skipped}")
+        if run.skipped:
+            notes.append(f"{run.folder}: {run.skipped}")
     if not entries:
         raise CompareError("; ".join(["there is no finished run to compare", *notes]))
     return entries, notes

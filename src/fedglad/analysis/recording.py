@@ -20,6 +20,7 @@ import numpy as np
 from fedglad.adapters import Adapter, Groups
 from fedglad.config.schema import REGISTRIES, load
 from fedglad.records import Round, Statistics, weights_of
+from fedglad.runs.control import built_sizes
 from fedglad.runs.reader import Run, RunError
 
 SAMPLES = 10**6  # up to so many of the first client, ratios of numbers of samples come back whole
@@ -68,7 +69,7 @@ class Recording:
         if self.folder is None:
             raise ReplayError(f"{needed}, which only a run's folder tells")
         try:
-            sizes = Run(self.folder).sizes() or _built_sizes(self.folder)
+            sizes = Run(self.folder).sizes() or built_sizes(load(self.folder / "config.toml")[1])
         except Exception as error:  # a model may be anybody's, and fetch its weights
             raise ReplayError(
                 f"{needed}: there is no checkpoint that can be read, and the model cannot be "
@@ -103,7 +104,8 @@ def read(folder: str | PathLike[str], *, population: int | None = None) -> Recor
     except OSError as error:
         raise ReplayError(f"{run.folder}/rounds.jsonl cannot be read: {error.strerror}") from None
     records, notes = lines.records, list[str]()
-    if config is None and not any(_field(record, "weight_sq") for record in records):
+    objects = [record for record in records if isinstance(record, dict)]
+    if config is None and not any(record.get("weight_sq") for record in objects):
         notes.append(
             "without config.toml it is not known whether the clients reported norms alone: if they "
             "did, the last digits of a factor may differ"
@@ -115,7 +117,7 @@ def read(folder: str | PathLike[str], *, population: int | None = None) -> Recor
             f"{run.folder}/rounds.jsonl is damaged: line {lines.damaged} is not JSON. A simulated "
             "run can be run again; what comes before that line can be copied to another folder"
         )
-    recorded = {n for record in records if isinstance(n := _field(record, "population"), int)}
+    recorded = {n for record in objects if isinstance(n := record.get("population"), int)}
     known = max(recorded, default=None) or _population(run, config or {})
     if population and known and (recorded or {known}) != {population}:
         raise ReplayError(f"the run tells of {known} clients, not {population}: leave it out")
@@ -197,11 +199,9 @@ def _line(
         number = _whole(record["round"])
         recorded = record.get("population")
         population = given or (otherwise if recorded is None else _whole(recorded))
-        weight_sq = record.get("weight_sq")
-        if weight_sq is not None:
+        weights = _sum_weights(shares) if sums else tuple(shares)
+        if (weight_sq := record.get("weight_sq")) is not None:
             weights = weights_of(len(shares), _number(weight_sq))
-        else:
-            weights = _sum_weights(shares) if sums else tuple(shares)
     except KeyError as error:
         raise ReplayError(f"{where} of the record is damaged: it has no {error}") from None
     except (TypeError, AttributeError, OverflowError) as error:
@@ -223,11 +223,6 @@ def _whole(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"its number is {value!r}")
     return value
-
-
-def _field(record: Any, name: str) -> Any:
-    """A field that newer records have."""
-    return record.get(name) if isinstance(record, dict) else None
 
 
 # --------------------------------------------------------------------------------- older records
@@ -258,9 +253,3 @@ def _population(run: Run, config: Mapping[str, Any]) -> int | None:
     if data.get("name") not in REGISTRIES["data"] or data.get("partition") == "natural":
         return None  # which have a number of their own
     return clients if isinstance(clients := data.get("clients"), int) else None
-
-
-def _built_sizes(folder: Path) -> dict[str, int]:
-    from fedglad.runs.control import built_sizes
-
-    return built_sizes(load(folder / "config.toml")[1])

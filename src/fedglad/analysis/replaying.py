@@ -6,7 +6,7 @@ factors the model would have moved elsewhere, and later updates would have been 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from os import PathLike
 from statistics import fmean, pstdev
@@ -36,6 +36,10 @@ class Spread:
     least: float
     mean: float
     most: float
+
+    @classmethod
+    def of(cls, scales: Collection[float]) -> "Spread":
+        return cls(least=min(scales), mean=fmean(scales), most=max(scales))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,17 +97,17 @@ class Replayed:
     @property
     def exact(self) -> bool:
         """Whether gsi, baseline and scale of every group in every round are the recorded ones."""
-        return all(found.same for found in self.rounds)
+        return all(one.same for one in self.rounds)
 
     @property
     def largest(self) -> ReplayedRound | None:
         """The round with the largest difference; None if there is none, or none is known."""
-        different = [found for found in self.rounds if found.difference]
-        return max(different, key=lambda found: abs(found.difference or 0), default=None)
+        different = [one for one in self.rounds if one.difference]
+        return max(different, key=lambda one: abs(one.difference or 0), default=None)
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON types."""
-        tree = asdict(replace(self, adapter=Adapter()))  # an own rule may hold anything
+        tree = asdict(replace(self, adapter=Adapter()))  # a user's rule may hold anything
         return {**tree, "adapter": settings(self.adapter), "exact": self.exact}
 
 
@@ -124,7 +128,7 @@ def replay(
     elif not isinstance(run, Recording):
         run = of_rounds(run, population=population)
     require_replayable(adapter)
-    notes = [*run.notes, *_of_population(run, adapter)]
+    notes = [*run.notes, *_population_notes(run, adapter)]
     groups = run.group(adapter)
     before = _places(groups, run)
     if before is None:
@@ -152,20 +156,14 @@ def replay(
     return Replayed(
         adapter=adapter,
         rounds=tuple(rounds),
-        replayed=_summary(
-            [_scales(found.groups) for found in rounds],
-            [len(found.low) for found in rounds],
-            [len(found.high) for found in rounds],
-        ),
-        recorded=_recorded(run),
+        replayed=_summary([_scales(one.groups) for one in rounds], adapter),
+        recorded=_summary([_scales(line.groups) for line in run.lines], own_rule(run.config)),
         notes=tuple(notes),
     )
 
 
 def own_rule(config: Mapping[str, Any] | None) -> Adapter | None:
     """The rule that a run had; None if its configuration is not there, or its class."""
-    if config is None:
-        return None
     try:
         return rule(config, {})
     except ConfigError:
@@ -174,28 +172,28 @@ def own_rule(config: Mapping[str, Any] | None) -> Adapter | None:
 
 def rule(config: Mapping[str, Any] | None, overrides: Mapping[str, Any]) -> Adapter:
     """The rule of a run with dotted keys, all of them adapter.*, set on top."""
-    own = section(config or {}, "adapter")
-    name = own.get("name", "glad")
+    given = section(config or {}, "adapter")
+    name = given.get("name", "glad")
     for key in sorted(overrides, key=lambda key: key != "adapter.name"):
         start, _, rest = key.partition(".")
         if start != "adapter" or not rest:
-            raise ConfigError(_not_ours(key))
+            raise ConfigError(_why_not(key))
         if rest == "name" and overrides[key] != name:
-            own = {}  # another class: the old one's fields mean nothing to it
-        own = {**own, rest: overrides[key]}
-    if config is None and "name" not in own:
+            given = {}  # another class: the old one's fields mean nothing to it
+        given[rest] = overrides[key]
+    if config is None and "name" not in given:
         raise ConfigError("without config.toml the run's rule is not known: --set adapter.name=...")
-    if not issubclass(find("adapter", str(own.get("name", name))), Adapter):
-        raise ConfigError(f"adapter.name = {own['name']!r} is not a fedglad.adapters.Adapter")
+    if not issubclass(find("adapter", str(given.get("name", name))), Adapter):
+        raise ConfigError(f"adapter.name = {given['name']!r} is not a fedglad.adapters.Adapter")
     try:
-        return Config.of({"adapter": own}).sections["adapter"]
+        return Config.of({"adapter": given}).sections["adapter"]
     except ConfigError as error:
         known = "adapter.name" in overrides or not overrides
         raise ConfigError(f"{error}{'' if known else f'  (adapter.name={name})'}") from None
 
 
-def _not_ours(key: str) -> str:
-    """Why a key cannot be set here."""
+def _why_not(key: str) -> str:
+    """Why a key cannot be set in a replay."""
     start = key.partition(".")[0]
     known = {f.name for cls in REGISTRY.values() for f in fields(cls)} | {"name"}
     if start == "adapter":
@@ -222,20 +220,18 @@ def require_replayable(adapter: Adapter) -> None:
 
 def settings(adapter: Adapter) -> dict[str, Any]:
     """Its name and fields as JSON types."""
+
+    def plain(value: Any) -> Any:
+        if callable(value):
+            return f"{value.__module__}:{value.__qualname__}"
+        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
     names = {cls: name for name, cls in REGISTRY.items()}
-    own = type(adapter)
-    told = {"name": names.get(own, f"{own.__module__}:{own.__qualname__}")}
-    return told | {f.name: _plain(getattr(adapter, f.name)) for f in fields(adapter)}
+    name = names.get(type(adapter), plain(type(adapter)))
+    return {"name": name} | {f.name: plain(getattr(adapter, f.name)) for f in fields(adapter)}
 
 
-def _plain(value: Any) -> Any:
-    if callable(value):
-        return f"{value.__module__}:{value.__qualname__}"
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _of_population(run: Recording, adapter: Adapter) -> list[str]:
-    """What is to say of the number of clients, for a rule that asks for it."""
+def _population_notes(run: Recording, adapter: Adapter) -> list[str]:
     if not adapter.needs_population:
         return []
     name = type(adapter).__name__
@@ -260,6 +256,7 @@ def _round(
     groups: Groups,
     before: list[str] | None,
 ) -> ReplayedRound:
+    """How a round's factors differ; `bound` are the bounds, `before` each tensor's old group."""
     scales, recorded = _scales(given), _scales(line.groups)
     difference = where = None
     if before is not None:
@@ -272,8 +269,8 @@ def _round(
         round=line.round,
         groups=given,
         same=given == line.groups,
-        replayed=_spread(scales),
-        recorded=_spread(recorded),
+        replayed=Spread.of(scales.values()),
+        recorded=Spread.of(recorded.values()),
         low=tuple(label for label, s in scales.items() if s <= bound[0]),
         high=tuple(label for label, s in scales.items() if s >= bound[1]),
         difference=difference,
@@ -285,47 +282,31 @@ def _scales(groups: GroupValues) -> dict[str, float]:
     return {label: group["scale"] or 0.0 for label, group in groups.items()}
 
 
-def _spread(scales: Mapping[str, float]) -> Spread:
-    values = scales.values()
-    return Spread(least=min(values), mean=fmean(values), most=max(values))
-
-
-def _summary(
-    scales: Sequence[Mapping[str, float]], low: Sequence[int] | None, high: Sequence[int] | None
-) -> Summary:
-    spreads = [_spread(found) for found in scales]
-    means = [spread.mean for spread in spreads]
-    total = sum(map(len, scales))
+def _summary(rounds: Sequence[Mapping[str, float]], adapter: Adapter | None) -> Summary:
+    """Of every round's factors; the adapter is the one that gave them, if it is known."""
+    scales = [(one.values(), adapter and adapter.bounds(t)) for t, one in enumerate(rounds)]
+    means = [fmean(values) for values, _ in scales]
+    every = [(x, bounds) for values, bounds in scales for x in values]
     return Summary(
         mean=fmean(means),
         deviation=pstdev(means),
-        least=min(spread.least for spread in spreads),
-        most=max(spread.most for spread in spreads),
+        least=min(x for x, _ in every),
+        most=max(x for x, _ in every),
         slowed=sum(mean < 1 for mean in means),
         sped=sum(mean > 1 for mean in means),
-        low=None if low is None else sum(low) / total,
-        high=None if high is None else sum(high) / total,
+        low=sum(x <= b[0] for x, b in every if b) / len(every) if adapter else None,
+        high=sum(x >= b[1] for x, b in every if b) / len(every) if adapter else None,
     )
 
 
-def _recorded(run: Recording) -> Summary:
-    scales = [_scales(line.groups) for line in run.lines]
-    if (own := own_rule(run.config)) is None:
-        return _summary(scales, None, None)
-    found = [(s.values(), own.bounds(t)) for t, s in enumerate(scales)]
-    low = [sum(x <= least for x in values) for values, (least, _) in found]
-    return _summary(scales, low, [sum(x >= most for x in values) for values, (_, most) in found])
-
-
 def _places(groups: Groups, run: Recording) -> list[str] | None:
-    """Each tensor's recorded group: by the same grouping, or by its name; None if neither tells."""
+    """Each tensor's recorded group: by the same grouping, or by its name; None if not known."""
     labels = tuple(run.lines[0].groups)
     if labels == groups.labels:
         return [labels[place] for place in groups.index]
     layers = run.group(Adapter(groups="layer"))
-    found = [
-        next((label for label in (name, layers.labels[place], "all") if label in labels), None)
+    places = [
+        next((label for label in (name, layers.labels[place], "all") if label in labels), "")
         for name, place in zip(run.tensors, layers.index, strict=True)
     ]
-    known = [label for label in found if label is not None]
-    return known if len(known) == len(found) and set(known) == set(labels) else None
+    return places if set(places) == set(labels) else None

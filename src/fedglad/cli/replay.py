@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import sys
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,14 +16,16 @@ from fedglad.cli.console import console, mistakes, note, print_wide, say, table,
 from fedglad.cli.options import AsJson, Settings, given
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
+    from fedglad.adapters import Adapter
     from fedglad.analysis.recording import Recording
-    from fedglad.analysis.replaying import Replayed, ReplayedRound, Spread, Summary
+    from fedglad.analysis.replaying import Replayed, ReplayedRound, Summary
 
 app = typer.Typer()
 
 SHOWN = 10  # rounds, unless all are asked for
+_NUMBERS = ("least", "mean", "most")  # of a `Spread`
 
 CAUTION = (
     "These are the factors for these same rounds, not a forecast: with other factors the model "
@@ -53,46 +54,28 @@ def replay(
     """Show what other settings, groupings or rules would have done to a run's factors."""
     from fedglad.analysis.recording import read
     from fedglad.config.schema import ConfigError
+    from fedglad.runs.sweeping import combinations
 
     with mistakes():
         if out and out.suffix not in (".csv", ".json"):
             raise ConfigError(f"--out {out}: choose a name that ends in .csv or .json")
-        record = read(run, population=population)
-        replays = {
-            _label(settings): _replayed(record, settings)
-            for settings in _combinations(given(set_, "adapter.gamma=0.05"), grid or [])
-        }
+        record, fixed = read(run, population=population), given(set_, "adapter.gamma=0.05")
+        every_settings = [{**fixed, **chosen} for chosen in combinations(grid or [], fixed)]
+        replays = {_label(settings): _replayed(record, settings) for settings in every_settings}
         if out:
             text = _csv(replays) if out.suffix == ".csv" else _json(run, replays)
-            _write(out, text)
+            try:
+                out.write_text(text, "utf-8", newline="")
+            except OSError as mistake:
+                raise OSError(
+                    f"{out} cannot be written: {mistake.strerror}; choose another --out"
+                ) from None
     if as_json:
         sys.stdout.write(_json(run, replays))
         return
     _show(run, record, replays, every=every)
     if out:
         say(f"Written: {out}")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, "utf-8", newline="")
-    except OSError as mistake:
-        raise OSError(
-            f"{path} cannot be written: {mistake.strerror}; choose another --out"
-        ) from None
-
-
-def _combinations(fixed: dict[str, Any], grids: Sequence[str]) -> list[dict[str, Any]]:
-    """The settings of every replay; one that changes nothing if none are given."""
-    from fedglad.config.schema import ConfigError
-    from fedglad.runs.sweeping import parse_grids
-
-    values = parse_grids(grids) if grids else {}
-    if both := sorted(values.keys() & fixed.keys()):
-        raise ConfigError(f"{both[0]!r} is both set and in a grid: leave one of them out")
-    return [
-        {**fixed, **dict(zip(values, chosen, strict=True))} for chosen in product(*values.values())
-    ]
 
 
 def _replayed(record: Recording, settings: Mapping[str, Any]) -> Replayed:
@@ -133,26 +116,31 @@ def _csv(replays: Mapping[str, Replayed]) -> str:
     return text.getvalue()
 
 
-_NUMBERS = ("least", "mean", "most")
-
-
 # ------------------------------------------------------------------------------------- terminal
 
 
 def _show(run: Path, record: Recording, replays: Mapping[str, Replayed], *, every: bool) -> None:
-    first = next(iter(replays.values()))
+    from fedglad.analysis.replaying import own_rule, settings
+
+    # In a table all keys are of the same section.
+    replays = {label.replace("adapter.", ""): replayed for label, replayed in replays.items()}
+    recorded_rule = own_rule(record.config)
+    rule = "its own rule is not known here"
+    if recorded_rule is not None:
+        rule = " ".join(f"{k}={v}" for k, v in settings(recorded_rule).items())
     skipped = f", {record.skipped} skipped" if record.skipped else ""
-    say(f"{run}: {len(record.lines)} rounds that stepped{skipped}; {_own(record)}")
-    _check(record)
+    say(f"{run}: {len(record.lines)} rounds that stepped{skipped}; {rule}")
+    if recorded_rule is not None:
+        _check(record, recorded_rule)
     console.print()
     made = table("", "mean", "std", "least", "most", "slowed", "sped up", "at low", "at high")
-    made.add_row("recorded", *_cells(first.recorded))
+    made.add_row("recorded", *_cells(next(iter(replays.values())).recorded))
     for label, replayed in replays.items():
-        made.add_row(escape(_short(label)), *_cells(replayed.replayed))
+        made.add_row(escape(label), *_cells(replayed.replayed))
     print_wide(made)
     for label, replayed in replays.items():
-        own = f" with {_short(label)}" if len(replays) > 1 else ""
-        say(f"Largest difference{own}: {_largest(replayed)}.")
+        which = f" with {label}" if len(replays) > 1 else ""
+        say(f"Largest difference{which}: {_largest(replayed)}.")
     console.print(
         "mean, std: of the rounds' mean factors over the groups; slowed, sped up: rounds in which "
         "it is below or above 1; at low, at high: the share of factors that are a bound.\n"
@@ -165,42 +153,24 @@ def _show(run: Path, record: Recording, replays: Mapping[str, Replayed], *, ever
     note(dict.fromkeys(text for replayed in replays.values() for text in replayed.notes))
 
 
-def _short(label: str) -> str:
-    """In a table all keys are of the same section."""
-    return label.replace("adapter.", "")
-
-
-def _own(record: Recording) -> str:
-    from fedglad.analysis.replaying import own_rule, settings
-
-    own = own_rule(record.config)
-    if own is None:
-        return "its own rule is not known here"
-    return " ".join(f"{k}={v}" for k, v in settings(own).items())
-
-
-def _check(record: Recording) -> None:
-    """Says whether the run's own rule gives the recorded factors, which it should."""
+def _check(record: Recording, rule: Adapter) -> None:
+    """Reports whether the run's own rule gives the recorded factors, which it should."""
     from fedglad.analysis.recording import ReplayError
-    from fedglad.analysis.replaying import own_rule, replay, require_replayable
+    from fedglad.analysis.replaying import replay
 
-    own = own_rule(record.config)
     try:
-        if own is None:
-            return
-        require_replayable(own)
-        found = replay(record, own)
+        again = replay(record, rule)
     except ReplayError as reason:
         say(f"The record was not checked: {reason}.")
         return
-    if found.exact:
+    if again.exact:
         console.print("Checked: its own settings give exactly the recorded factors.")
         return
-    wrong = [one for one in found.rounds if not one.same]
-    most = f"; by {abs(found.largest.difference or 0):.2g} at most" if found.largest else ""
+    wrong = [one for one in again.rounds if not one.same]
+    most = f"; by {abs(again.largest.difference or 0):.2g} at most" if again.largest else ""
     warn(
         f"its own settings do not give the recorded factors in {len(wrong)} of "
-        f"{len(found.rounds)} rounds, first in round {wrong[0].round + 1}{most}: the number of "
+        f"{len(again.rounds)} rounds, first in round {wrong[0].round + 1}{most}: the number of "
         "clients changed, or another version or type of machine made the record"
     )
 
@@ -213,23 +183,21 @@ def _show_rounds(label: str, replayed: Replayed, *, every: bool) -> None:
     if not every:
         rounds = sorted(different, key=lambda one: -abs(one.difference or 0))[:SHOWN]
     what = "All rounds" if every else "Rounds that differ most"
-    console.print(f"\n{what}, factors: least, mean, most.  {escape(_short(label))}", soft_wrap=True)
+    console.print(f"\n{what}, factors: least, mean, most.  {escape(label)}", soft_wrap=True)
     made = table("round", "recorded", "replayed", "at low", "at high")
     made.add_column("largest difference", overflow="fold")
     for one in rounds:
-        made.add_row(str(one.round + 1), *_round_cells(one))
+        spreads = (one.recorded, one.replayed)
+        three = [" ".join(_number(getattr(s, part)) for part in _NUMBERS) for s in spreads]
+        bounds = [f"{len(at)}/{len(one.groups)}" if at else "" for at in (one.low, one.high)]
+        made.add_row(str(one.round + 1), *three, *bounds, escape(_difference(one)))
     print_wide(made)
 
 
-def _round_cells(one: ReplayedRound) -> list[str]:
-    bound = [f"{len(at)}/{len(one.groups)}" if at else "" for at in (one.low, one.high)]
-    return [_three(one.recorded), _three(one.replayed), *bound, escape(_difference(one))]
-
-
-def _cells(found: Summary) -> list[str]:
-    shares = ["-" if x is None else f"{100 * x:.0f} %" for x in (found.low, found.high)]
-    numbers = [_number(x) for x in (found.mean, found.deviation, found.least, found.most)]
-    return [*numbers, str(found.slowed), str(found.sped), *shares]
+def _cells(over: Summary) -> list[str]:
+    shares = ["-" if x is None else f"{100 * x:.0f} %" for x in (over.low, over.high)]
+    numbers = [_number(x) for x in (over.mean, over.deviation, over.least, over.most)]
+    return [*numbers, str(over.slowed), str(over.sped), *shares]
 
 
 def _largest(replayed: Replayed) -> str:
@@ -244,10 +212,6 @@ def _difference(one: ReplayedRound) -> str:
         return "" if one.difference is None else "none"
     sign = "+" if one.difference > 0 else "-"
     return f"{sign}{_number(abs(one.difference))} {one.where}"
-
-
-def _three(spread: Spread) -> str:
-    return " ".join(_number(getattr(spread, part)) for part in _NUMBERS)
 
 
 def _number(value: float) -> str:

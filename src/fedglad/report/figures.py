@@ -36,6 +36,10 @@ REASON = 40  # characters that take as much room as another client
 FEWEST = 3  # clients that every cohort and every table shows
 NAMED = 3  # runs before a note
 ALIKE = 1e-9  # values that differ by less are the same but for rounding
+NOTHING = dict.fromkeys(("gsi", "baseline", "scale"))  # of a group that a round does not have
+
+Record = Mapping[str, Any]
+"""A round as `fedglad.runs.line.clean` gives it."""
 
 
 def payload(
@@ -44,21 +48,21 @@ def payload(
     """All that the page shows."""
     if not views:
         raise ReportError("there is no run to report on")
-    found = group(views, baseline)
-    runs = [run(view, share=len(found.views)) for view in found.views]
-    for k, one in enumerate(found.groups):
+    grouped = group(views, baseline)
+    runs = [run(view, share=len(grouped.views)) for view in grouped.views]
+    for k, one in enumerate(grouped.groups):
         for member in one.runs:
-            runs[member] |= {"label": one.label, "seed": found.seeds[member], "group": k}
-    many = len(runs) > 1
+            runs[member] |= {"label": one.label, "seed": grouped.seeds[member], "group": k}
     return {
         "version": VERSION,
-        "title": f"{len(runs)} runs" if many else runs[0]["name"],
+        "title": f"{len(runs)} runs" if len(runs) > 1 else runs[0]["name"],
         "live": {"seconds": POLL} if live else None,
-        "headline": headline(found, runs),
+        "headline": headline(grouped, runs),
         "verdict": verdict(runs),
-        "notes": [*_notes(runs), *(f"{text(note, 400)}." for note in found.notes)],
+        "notes": [*_notes(runs), *(f"{text(note, 400)}." for note in grouped.notes)],
         "groups": [
-            {"label": one.label, "baseline": one.baseline, "runs": one.runs} for one in found.groups
+            {"label": one.label, "baseline": one.baseline, "runs": one.runs}
+            for one in grouped.groups
         ],
         "runs": runs,
     }
@@ -67,17 +71,18 @@ def payload(
 def run(view: RunView, *, share: int = 1) -> RunFigures:
     """One run's figures; `share` is how many runs have to fit into the page."""
     rounds = view.rounds
-    usual, alarm, worked_out = alarms(rounds)
+    usual, alarm = alarms(rounds)
     notes = list(view.missing)
     if fewer := shortened(flat(view.config)):
         notes.append(f"shortened: {fewer}")
-    if worked_out:
+    if worked_out := sum("alarm" not in record for record in rounds):
         whose = "this run" if worked_out == len(rounds) else f"{worked_out} rounds"
         notes.append(f"alarms were not recorded by {whose}: they are worked out from its GSI")
     if note := disagreement(view):
         notes.append(note)
     clients, left_out = participation(rounds, most=max(FEWEST, CLIENTS // share))
-    everybody = [client for found in rounds for client in found["clients"]]
+    everybody = [client for record in rounds for client in record["clients"]]
+    similarity = _column(rounds, "label_similarity")
     return {
         "name": view.name,
         "label": "",
@@ -87,18 +92,19 @@ def run(view: RunView, *, share: int = 1) -> RunFigures:
         "summed": view.summary is not None,
         "rounds_planned": view.planned,
         "config": in_words(view.config),
-        "rounds": [found["round"] + 1 for found in rounds],
-        "status": [found["status"] for found in rounds],
-        "reason": [found["reason"] for found in rounds],
-        "accuracy": [short(percent(found["test_accuracy"])) for found in rounds],
-        **{key: _column(rounds, key) for key in ("test_loss", "train_loss")},
+        "rounds": [record["round"] + 1 for record in rounds],
+        "status": [record["status"] for record in rounds],
+        "reason": [record["reason"] for record in rounds],
+        "accuracy": _column(rounds, "test_accuracy", unit=100),
+        "test_loss": _column(rounds, "test_loss"),
+        "train_loss": _column(rounds, "train_loss"),
         "gsi": _column(rounds, "gsi_all"),
         "gsi_unfiltered": _unfiltered(rounds),
         "usual": [short(value) for value in usual],
         "alarm": alarm,
-        "similarity": _known(_column(rounds, "label_similarity")),
-        "sizes": [len(found["clients"]) for found in rounds],
-        "rejections": [sum(map(_rejected, found["clients"])) for found in rounds],
+        "similarity": None if similarity.count(None) == len(rounds) else similarity,
+        "sizes": [len(record["clients"]) for record in rounds],
+        "rejections": [sum(map(_rejected, record["clients"])) for record in rounds],
         "cohorts": cohorts(rounds, notes, entries=ENTRIES // share),
         "factor": factor(rounds),
         "heat": heat(rounds, notes, cells=CELLS // share),
@@ -122,40 +128,39 @@ def short(value: float | None, digits: int = 5) -> float | int | None:
     """
     if value is None or not math.isfinite(value):
         return None
-    found = float(f"{value:.{digits}g}")
-    return int(found) if found == int(found) and abs(found) < 1e6 else found
+    rounded = float(f"{value:.{digits}g}")
+    return int(rounded) if rounded == int(rounded) and abs(rounded) < 1e6 else rounded
 
 
-def percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
-
-
-def alarms(
-    rounds: Sequence[Mapping[str, Any]],
-) -> tuple[list[float | None], list[str | None], int]:
-    """For each round the usual GSI before it and its flag; how many flags were not recorded."""
+def alarms(rounds: Sequence[Record]) -> tuple[list[float | None], list[str | None]]:
+    """For each round the usual GSI before it, and its flag; worked out if it is not recorded."""
     rule, state = Alarm(), dict[str, Any]()
     usual: list[float | None] = []
     flags: list[str | None] = []
-    for found in rounds:
+    for record in rounds:
         usual.append(rule.usual(state))
-        gsi = found["gsi_all"] if found["status"] == "stepped" else None
+        gsi = record["gsi_all"] if record["status"] == "stepped" else None
         flag, state = rule.judge(gsi, state)
-        flags.append(found.get("alarm", flag))
-    return usual, flags, sum("alarm" not in found for found in rounds)
+        flags.append(record.get("alarm", flag))
+    return usual, flags
 
 
-def cohorts(
-    rounds: Sequence[Mapping[str, Any]], notes: list[str], *, entries: int = ENTRIES
-) -> list[list[list[Any]]]:
+def cohorts(rounds: Sequence[Record], notes: list[str], *, entries: int) -> list[list[list[Any]]]:
     """Of each round its clients: id, share in the mean, loss, norm, why rejected.
 
     Where that would be too much, so many of each that it is not; the rejected ones come first,
     then those that a filter left out. A long reason counts as more than one client.
     """
-    lists = [[_member(k, one) for k, one in enumerate(found["clients"])] for found in rounds]
-    ranked = [sorted(members, key=_rank) for members in lists]
-    room = [[0, *accumulate(map(_room, members))] for members in ranked]
+
+    def rank(member: Sequence[Any]) -> int:
+        return 2 if member[-1] is None else int(by_design(member[-1]))
+
+    lists = [[_member(k, one) for k, one in enumerate(record["clients"])] for record in rounds]
+    ranked = [sorted(members, key=rank) for members in lists]
+    room = [
+        [0, *accumulate(1 + len(member[-1] or "") // REASON for member in members)]
+        for members in ranked
+    ]
     if sum(used[-1] for used in room) <= entries:
         return lists
 
@@ -169,49 +174,46 @@ def cohorts(
     return [members if len(members) <= most else first[:most] for members, first in pairs]
 
 
-def factor(rounds: Sequence[Mapping[str, Any]]) -> dict[str, list[float | int | None]]:
+def factor(rounds: Sequence[Record]) -> dict[str, list[float | int | None]]:
     """The least, the mean and the greatest factor over the groups of each round."""
-    scales = [[one["scale"] for one in found["groups"].values()] for found in rounds]
+    scales = [[one["scale"] for one in record["groups"].values()] for record in rounds]
     over = {"least": min, "mean": fmean, "most": max}
     return {name: [short(f(all_)) if all_ else None for all_ in scales] for name, f in over.items()}
 
 
-def heat(
-    rounds: Sequence[Mapping[str, Any]], notes: list[str], *, cells: int = CELLS
-) -> dict[str, Any] | None:
+def heat(rounds: Sequence[Record], notes: list[str], *, cells: int) -> dict[str, Any] | None:
     """The factors, and GSI/B, of groups by rounds, in the order of the model.
 
     None if no group was ever scaled or compared. Where there are too many, the groups whose factor
     moved the most.
     """
-    low, high = dict[str, float](), dict[str, float]()
+    scales: dict[str, list[float]] = {}
     something = False
-    for name, one in ((name, one) for found in rounds for name, one in found["groups"].items()):
-        low[name] = min(low.get(name, one["scale"]), one["scale"])
-        high[name] = max(high.get(name, one["scale"]), one["scale"])
+    for name, one in (item for record in rounds for item in record["groups"].items()):
+        scales.setdefault(name, []).append(one["scale"])
         something = something or one["scale"] != 1 or _ratio(one) is not None
     if not something:
         return None
-    names, most = list(low), max(1, cells // max(NAME, len(rounds)))
+    names, most = list(scales), max(1, cells // max(NAME, len(rounds)))
     if len(names) > most:
-        moved = sorted(names, key=lambda name: low[name] - high[name])
+        moved = sorted(names, key=lambda name: min(scales[name]) - max(scales[name]))
         kept = set(moved[:most])
         notes.append(
             f"the heat map has {most} of {len(names)} groups, those whose factor moved the most"
         )
         names = [name for name in names if name in kept]
-    rows = [[found["groups"].get(name) for found in rounds] for name in names]
+    rows = [[record["groups"].get(name, NOTHING) for record in rounds] for name in names]
     return {
         "groups": names,
-        "scale": [[None if one is None else short(one["scale"], 4) for one in row] for row in rows],
-        "ratio": [[None if one is None else short(_ratio(one), 4) for one in row] for row in rows],
+        "scale": [[short(one["scale"], 4) for one in row] for row in rows],
+        "ratio": [[short(_ratio(one), 4) for one in row] for row in rows],
     }
 
 
-def fit(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def fit(rounds: Sequence[Record]) -> dict[str, Any] | None:
     """GSI on the cohort's label similarity: least squares and Pearson's r, from 3 rounds on."""
-    keys = ("label_similarity", "gsi_all")
-    pairs = [tuple(found[key] for key in keys) for found in rounds if found["status"] == "stepped"]
+    stepped = [record for record in rounds if record["status"] == "stepped"]
+    pairs = [(record["label_similarity"], record["gsi_all"]) for record in stepped]
     pairs = [pair for pair in pairs if None not in pair]
     if len(pairs) < 3 or any(max(all_) - min(all_) < ALIKE for all_ in zip(*pairs, strict=True)):
         return None
@@ -225,12 +227,12 @@ def fit(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 
 def labels(
-    rounds: Sequence[Mapping[str, Any]],
+    rounds: Sequence[Record],
     counts: np.ndarray | None,
     notes: list[str],
     alarm: Sequence[str | None],
     *,
-    cells: int = SHARES,
+    cells: int,
 ) -> dict[str, Any] | None:
     """The shares of the classes in the population and in each cohort, all its clients together.
 
@@ -252,8 +254,8 @@ def labels(
         return [short(float(x)) for x in rows.sum(axis=0) / total] if total else None
 
     cohorts: list[list[Any] | None] = []
-    for t, found in enumerate(rounds):
-        ids = [client["id"] for client in found["clients"] if t in kept]
+    for t, record in enumerate(rounds):
+        ids = [client["id"] for client in record["clients"] if t in kept]
         known = all(isinstance(k, int) and 0 <= k < len(counts) for k in ids)
         cohorts.append(shares(counts[ids]) if ids and known else None)
     population = shares(counts)
@@ -261,18 +263,15 @@ def labels(
     return {"population": population, "cohorts": cohorts, "most": most}
 
 
-def participation(
-    rounds: Sequence[Mapping[str, Any]], *, most: int = CLIENTS
-) -> tuple[list[list[Any]], int]:
+def participation(rounds: Sequence[Record], *, most: int) -> tuple[list[list[Any]], int]:
     """Each client's id, times sampled, mean norm, rejections, last reason; the most sampled first.
 
     And how many are not in the list. Clients without an id cannot be told apart.
     """
     seen: dict[Any, list[Mapping[str, Any]]] = {}
-    for found in rounds:
-        for client in found["clients"]:
-            if client["id"] is not None:
-                seen.setdefault(client["id"], []).append(client)
+    for client in (client for record in rounds for client in record["clients"]):
+        if client["id"] is not None:
+            seen.setdefault(client["id"], []).append(client)
     order = sorted(seen, key=lambda name: (-len(seen[name]), isinstance(name, str), name))
     rows: list[list[Any]] = []
     for name in order[:most]:
@@ -285,22 +284,18 @@ def participation(
 
 def seconds(view: RunView) -> float:
     """Of the rounds that are recorded; the summary's where some are not."""
-    total = math.fsum(x for found in view.rounds for x in found["seconds"].values())
+    total = math.fsum(x for record in view.rounds for x in record["seconds"].values())
     summed = number((view.summary or {}).get("seconds"), 0.0)
     return total if summed is None or view.complete else summed
 
 
-def _column(rounds: Sequence[Mapping[str, Any]], key: str) -> list[float | int | None]:
-    return [short(found[key]) for found in rounds]
+def _column(rounds: Sequence[Record], key: str, unit: float = 1) -> list[float | int | None]:
+    return [None if record[key] is None else short(unit * record[key]) for record in rounds]
 
 
-def _known(values: list[float | int | None]) -> list[float | int | None] | None:
-    return values if any(value is not None for value in values) else None
-
-
-def _unfiltered(rounds: Sequence[Mapping[str, Any]]) -> list[float | int | None] | None:
+def _unfiltered(rounds: Sequence[Record]) -> list[float | int | None] | None:
     """None where no filter changed anything."""
-    pairs = [(found["gsi_unfiltered"], found["gsi_all"]) for found in rounds]
+    pairs = [(record["gsi_unfiltered"], record["gsi_all"]) for record in rounds]
     differ = any(a is not None and (b is None or abs(a - b) > ALIKE * a) for a, b in pairs)
     return _column(rounds, "gsi_unfiltered") if differ else None
 
@@ -309,15 +304,6 @@ def _member(place: int, client: Mapping[str, Any]) -> list[Any]:
     name = f"#{place + 1}" if client["id"] is None else client["id"]
     numbers = (short(client["weight"]), short(client["loss"]), short(_norm(client)))
     return [name, *numbers, client.get("rejected")]
-
-
-def _rank(member: Sequence[Any]) -> int:
-    """0 if rejected, 1 if left out by design, 2 if neither."""
-    return 2 if member[-1] is None else int(by_design(member[-1]))
-
-
-def _room(member: Sequence[Any]) -> int:
-    return 1 + len(member[-1] or "") // REASON
 
 
 def _rejected(client: Mapping[str, Any]) -> bool:
@@ -341,11 +327,13 @@ def _notes(runs: Sequence[RunFigures]) -> list[str]:
             whose.setdefault(note, []).append(one["name"])
     if len(runs) == 1:
         return list(whose)
-    notes: list[str] = []
-    for note, names in whose.items():
-        few = ", ".join(names) if len(names) <= NAMED else f"{len(names)} runs"
-        notes.append(f"{'All runs' if len(names) == len(runs) else few}: {note}")
-    return notes
+
+    def few(names: list[str]) -> str:
+        if len(names) == len(runs):
+            return "All runs"
+        return ", ".join(names) if len(names) <= NAMED else f"{len(names)} runs"
+
+    return [f"{few(names)}: {note}" for note, names in whose.items()]
 
 
 def _sentence(note: str) -> str:

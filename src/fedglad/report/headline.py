@@ -33,19 +33,6 @@ class Accuracy:
     tests: int = 0
 
 
-@dataclass(frozen=True)
-class Gain:
-    """A group's result minus the baseline's, seed by seed; `upto`: a round, if not all ended."""
-
-    values: list[float]
-    interval: tuple[float, float] | None
-    upto: int | None
-
-    @property
-    def mean(self) -> float:
-        return fmean(self.values)
-
-
 def result(view: RunView) -> Accuracy:
     """From the rounds; where a finished run lacks some, from its summary."""
     summed = _summed(view)
@@ -63,30 +50,14 @@ def disagreement(view: RunView) -> str | None:
     )
 
 
-def gain(views: Sequence[RunView], group: PageGroup, base: PageGroup) -> Gain | None:
-    """By the seeds that both have. While a run goes on, both end at the last common test."""
-    values: list[float] = []
-    ends: list[int] = []
-    for seed in group.members:
-        if seed in base.members and not group.unpaired:
-            one, other = (views[part.members[seed]] for part in (group, base))
-            both = (result(one).last10, result(other).last10)
-            if not (one.finished and other.finished):
-                *both, end = _common(one, other)
-                ends += [end] if both[0] is not None else []
-            if both[0] is not None and both[1] is not None:
-                values.append(both[0] - both[1])
-    return Gain(values, interval(values), min(ends) if ends else None) if values else None
-
-
-def headline(found: Grouped, runs: Sequence[RunFigures]) -> list[dict[str, str]]:
+def headline(grouped: Grouped, runs: Sequence[RunFigures]) -> list[dict[str, str]]:
     """The figures at the head of the page."""
     tiles: list[dict[str, str]] = []
-    base = next((one for one in found.groups if one.baseline), None)
-    for one in found.groups:
-        tiles.append(_accuracy(found.views, one, runs, alone=base is None))
-        if base and not one.baseline and (gained := gain(found.views, one, base)):
-            tiles.append(_gained(gained, one, base, several=len(found.groups) > 2))
+    base = next((one for one in grouped.groups if one.baseline), None)
+    for one in grouped.groups:
+        tiles.append(_accuracy(grouped.views, one, runs, alone=base is None))
+        if base and not (one.baseline or one.unpaired):
+            tiles += _gain(grouped.views, one, base, several=len(grouped.groups) > 2)
     return [*tiles, _distrusted(runs), _rejected(runs), _time(runs)]
 
 
@@ -94,18 +65,16 @@ def verdict(runs: Sequence[RunFigures]) -> str:
     """One sentence; the rules are in docs/report.md."""
     if len(runs) == 1:
         return _verdict(runs[0])
-    ill = {k: found for k, run in enumerate(runs) if (found := problems(run))}
-    begun = [run for run in runs if run["rounds"]]
-    if not begun:
+    if not any(run["rounds"] for run in runs):
         return "No run has a round yet."
+    ill = [(run["name"], wrong) for run in runs if (wrong := problems(run))]
     if not ill:
-        early = sum(_early(run) for run in runs)
-        if early:
+        if early := sum(map(_early, runs)):
             few = f"{early} of them too short to judge"
             return f"Nothing is plainly wrong in any of {len(runs)} runs, {few}."
         so_far = "" if all(run["finished"] for run in runs) else " so far"
         return f"Training looks healthy{so_far} in all {len(runs)} runs."
-    named = [f"{runs[k]['name']}: {'; '.join(ill[k])}" for k in list(ill)[:NAMED]]
+    named = [f"{name}: {'; '.join(wrong)}" for name, wrong in ill[:NAMED]]
     more = f"; and {len(ill) - NAMED} more" if len(ill) > NAMED else ""
     need = "needs" if len(ill) == 1 else "need"
     return f"{len(ill)} of {len(runs)} runs {need} a look: {'; '.join(named)}{more}."
@@ -125,7 +94,9 @@ def problems(run: RunFigures) -> list[str]:
             )
         elif len(tested) >= ENOUGH and last < tested[0] + RISEN:
             wrong.append(f"accuracy has not risen from its first {tested[0]:.1f} %")
-        if run["test_loss"][_last(run["accuracy"])] is None and _known(run["test_loss"]):
+        both = zip(run["accuracy"], run["test_loss"], strict=True)
+        losses = [loss for accuracy, loss in both if accuracy is not None]
+        if losses[-1] is None and _known(run["test_loss"]):
             wrong.append("the test loss is no longer a finite number")
     elif losses := _known(run["train_loss"]):
         last, best = last_mean(losses), min(_means(losses))
@@ -167,7 +138,6 @@ def span(seconds: float) -> str:
 
 
 def _summed(view: RunView) -> Accuracy:
-    """The summary's."""
     summary = view.summary or {}
     last10, final = (number(summary.get(f"{x}_accuracy"), 0.0, 1.0) for x in ("last10", "final"))
     every = int(number(view.config.get("eval_every"), 1.0) or 1)
@@ -175,7 +145,6 @@ def _summed(view: RunView) -> Accuracy:
 
 
 def _recorded(view: RunView) -> Accuracy:
-    """The rounds'."""
     tested = list(_tests(view).values())
     if not tested:
         return Accuracy(None, None)
@@ -184,8 +153,8 @@ def _recorded(view: RunView) -> Accuracy:
 
 def _tests(view: RunView) -> dict[int, float]:
     """The accuracy of each round that was tested."""
-    found = ((record["round"], record["test_accuracy"]) for record in view.rounds)
-    return {t: accuracy for t, accuracy in found if accuracy is not None}
+    pairs = ((record["round"], record["test_accuracy"]) for record in view.rounds)
+    return {t: accuracy for t, accuracy in pairs if accuracy is not None}
 
 
 def _common(one: RunView, other: RunView) -> tuple[float | None, float | None, int]:
@@ -202,21 +171,20 @@ def _accuracy(
 ) -> dict[str, str]:
     """A group's result; of runs that were never tested, the training loss."""
     of = "" if alone else f": {group.label}"
-    results = [result(views[k]) for k in group.runs]
-    last10 = [100 * found.last10 for found in results if found.last10 is not None]
-    details = [f"{len(group.runs)} seeds"] if len(group.runs) > 1 else []
-    details += _progress([views[k] for k in group.runs])
+    views = [views[k] for k in group.runs]
+    results = [result(view) for view in views]
+    last10 = [100 * one.last10 for one in results if one.last10 is not None]
+    details = [f"{len(views)} seeds"] if len(views) > 1 else []
+    details += _progress(views)
     if last10:
-        final = [100 * found.final for found in results if found.final is not None]
+        final = [100 * one.final for one in results if one.final is not None]
         std = spread(last10)
         value = f"{fmean(last10):.1f}{'' if std is None else f' ± {std:.1f}'} %"
         details = [f"final {fmean(final):.1f} %", *details] if final else details
-        tests = max(found.tests for found in results)
-        each = tests == LAST and all(_every_round(views[k]) for k in group.runs)
-        return _tile(
-            f"Accuracy, {_last_few(tests, 'round' if each else 'test')}{of}", value, details
-        )
-    all_losses = [found for k in group.runs if (found := _known(runs[k]["train_loss"]))]
+        tests = max(one.tests for one in results)
+        unit = "round" if tests == LAST and all(map(_every_round, views)) else "test"
+        return _tile(f"Accuracy, {_last_few(tests, unit)}{of}", value, details)
+    all_losses = [losses for k in group.runs if (losses := _known(runs[k]["train_loss"]))]
     if all_losses:
         details = ["no accuracy was measured", *details]
         few = _last_few(max(map(len, all_losses)), "round")
@@ -250,20 +218,38 @@ def _progress(views: Sequence[RunView]) -> list[str]:
     return [f"round {last}" + (f" of {going[0].planned}" if going[0].planned else "")]
 
 
-def _gained(found: Gain, group: PageGroup, base: PageGroup, *, several: bool) -> dict[str, str]:
-    seeds = f"{len(found.values)} seeds"
-    tone = "plain"
-    if found.interval:
-        low, high = found.interval
+def _gain(
+    views: Sequence[RunView], group: PageGroup, base: PageGroup, *, several: bool
+) -> list[dict[str, str]]:
+    """A group's result minus the baseline's, by the seeds that both have; nothing without any.
+
+    While a run goes on, both end at the last common test.
+    """
+    values: list[float] = []
+    ends: list[int] = []
+    for seed in (seed for seed in group.members if seed in base.members):
+        one, other = (views[part.members[seed]] for part in (group, base))
+        both = (result(one).last10, result(other).last10)
+        if not (one.finished and other.finished):
+            *both, end = _common(one, other)
+            ends += [end] if both[0] is not None else []
+        if both[0] is not None and both[1] is not None:
+            values.append(both[0] - both[1])
+    if not values:
+        return []
+    seeds, tone = f"{len(values)} seeds", "plain"
+    if bounds := interval(values):
+        low, high = bounds
         tone = "good" if low > 0 else "bad" if high < 0 else "plain"
         details = [f"95 % interval {_points(low)} to {_points(high)}", seeds]
-    elif len(found.values) == 1:
+    elif len(values) == 1:
         details = ["one seed: no interval"]
     else:
-        details = [f"{seeds}: {', '.join(map(_points, found.values))}", "no interval below 3"]
-    details += [f"up to round {found.upto}"] if found.upto else []
+        details = [f"{seeds}: {', '.join(map(_points, values))}", "no interval below 3"]
+    details += [f"up to round {min(ends)}"] if ends else []
     who = f"{group.label}: gain" if several else "Gain"
-    return _tile(f"{who} over {base.label}", f"{_points(found.mean)} points", details, tone)
+    value = f"{_points(fmean(values))} points"
+    return [_tile(f"{who} over {base.label}", value, details, tone)]
 
 
 def _distrusted(runs: Sequence[RunFigures]) -> dict[str, str]:
@@ -296,8 +282,8 @@ def _time(runs: Sequence[RunFigures]) -> dict[str, str]:
 def _verdict(run: RunFigures) -> str:
     if not run["rounds"] and not run["finished"]:
         return "Waiting for the first round."
-    if found := problems(run):
-        return f"Training needs a look: {'; '.join(found)}."
+    if wrong := problems(run):
+        return f"Training needs a look: {'; '.join(wrong)}."
     if tested := _known(run["accuracy"]):
         few = _last_few(len(tested), "test")
         fact = f"accuracy {last_mean(tested):.1f} % over the {few}"
@@ -320,17 +306,13 @@ def _early(run: RunFigures) -> bool:
 
 
 def _means(values: Sequence[float]) -> list[float]:
-    """Over every window."""
+    """The mean of every window."""
     size = min(LAST, len(values))
     return [fmean(values[k : k + size]) for k in range(len(values) - size + 1)]
 
 
 def _known(values: Sequence[float | None]) -> list[float]:
     return [value for value in values if value is not None]
-
-
-def _last(values: Sequence[float | None]) -> int:
-    return max(k for k, value in enumerate(values) if value is not None)
 
 
 def _points(share: float) -> str:

@@ -4,6 +4,7 @@ import errno
 import re
 import sys
 import threading
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,6 +27,9 @@ _HEADERS = {
 }
 
 
+Form = Callable[[dict[str, Any]], str]
+
+
 class Live:
     """A run's payload as JSON, built anew only when a file of its folder has changed."""
 
@@ -34,32 +38,21 @@ class Live:
         self.builds = 0
         self._lock = threading.Lock()  # browsers ask side by side
         self._version, self._payload = "", dict[str, Any]()
-        self._made: dict[str, bytes] = {}
-        self._fresh()  # a folder that is no run is said at once
+        self._made: dict[Form, bytes] = {}
+        self.get(page.data)  # raises at once if the folder is no run
 
-    def data(self) -> tuple[str, bytes]:
-        """The version of the files, and the payload."""
+    def get(self, form: Form) -> tuple[str, bytes]:
+        """The version of the files, and the payload as `page.data` or `page.html` writes it."""
         with self._lock:
-            self._fresh()
-            if "data" not in self._made:
-                self._made["data"] = page.data(self._payload).encode()
-            return self._version, self._made["data"]
-
-    def page(self) -> tuple[str, bytes]:
-        """The version of the files, and the whole page."""
-        with self._lock:
-            self._fresh()
-            if "page" not in self._made:
-                self._made["page"] = page.html(self._payload).encode()
-            return self._version, self._made["page"]
-
-    def _fresh(self) -> None:
-        # Before it is read: what is written meanwhile is a newer version.
-        version = self.run.version()
-        if version != self._version:
-            self._payload = payload([self.run.read()], live=True)
-            self._version, self._made = version, {}
-            self.builds += 1
+            # Before it is read: what is written meanwhile is a newer version.
+            version = self.run.version()
+            if version != self._version:
+                self._payload = payload([self.run.read()], live=True)
+                self._version, self._made = version, {}
+                self.builds += 1
+            if form not in self._made:
+                self._made[form] = form(self._payload).encode()
+            return self._version, self._made[form]
 
 
 class Server(ThreadingHTTPServer):
@@ -111,15 +104,15 @@ class _Handler(BaseHTTPRequestHandler):
             self._plain(HTTPStatus.FORBIDDEN, "This server answers to 127.0.0.1 and localhost.")
             return
         shown = {
-            "/": (self.server.live.page, "text/html; charset=utf-8"),
-            "/data.json": (self.server.live.data, "application/json"),
+            "/": (page.html, "text/html; charset=utf-8"),
+            "/data.json": (page.data, "application/json"),
         }.get(self.path)
         if shown is None:
             self._plain(HTTPStatus.NOT_FOUND, "There are / and /data.json only.")
             return
-        made, kind = shown
+        form, kind = shown
         try:
-            version, body = made()
+            version, body = self.server.live.get(form)
         except RunError as error:  # the folder was removed
             self._plain(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
             return

@@ -15,11 +15,6 @@ from fedglad.core.files import write_text
 from fedglad.runs.reader import CONTROL_FILE, Run
 
 
-def adaptive(config: Config) -> bool:
-    """Whether its factor may change from round to round."""
-    return config.sections["adapter"].adaptive
-
-
 def mean_factor(folder: Path, config: Config) -> float:
     """The mean factor of a finished run per parameter and round: the groups by their sizes.
 
@@ -34,7 +29,7 @@ def mean_factor(folder: Path, config: Config) -> float:
     stepped = [r["groups"] for r in run.rounds() if r["status"] == "stepped"]
     if not stepped:
         raise ValueError("no round of its rule stepped, so there is no mean factor")
-    return fmean(weighted(one, sizes) for one in stepped)
+    return fmean(_weighted(one, sizes) for one in stepped)
 
 
 def built_sizes(config: Config) -> dict[str, int]:
@@ -48,10 +43,10 @@ def built_sizes(config: Config) -> dict[str, int]:
     return dict(zip(layout.names, layout.numels, strict=True))
 
 
-def weighted(groups: Mapping[str, Mapping[str, float]], sizes: Mapping[str, float]) -> float:
+def _weighted(groups: Mapping[str, Mapping[str, float]], sizes: Mapping[str, float]) -> float:
     """A round's factors, as in its record, averaged by the groups' sizes.
 
-    >>> weighted({"a": {"scale": 0.5}, "b": {"scale": 1.0}}, {"a": 3, "b": 1})
+    >>> _weighted({"a": {"scale": 0.5}, "b": {"scale": 1.0}}, {"a": 3, "b": 1})
     0.625
     """
     total = math.fsum(sizes[name] * group["scale"] for name, group in groups.items())

@@ -14,7 +14,6 @@ import shutil
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -173,13 +172,19 @@ class Run:
 
     def rounds(self) -> list[dict[str, Any]]:
         """The rounds recorded so far; a line cut off by a crash is left out."""
-        return list(takewhile(_is_object, self.lines().records))
+        records = self.lines().records
+        others = (k for k, record in enumerate(records) if not isinstance(record, dict))
+        return records[: next(others, len(records))]
 
     @property
     def skipped(self) -> str:
         """That at least half of the rounds were skipped, and why the last one; empty if not."""
         summary = self.summary or {}
-        return skipped_rounds(summary, self.rounds()) if summary.get("skipped") else ""
+        skipped, many = summary.get("skipped", 0), summary.get("rounds", 0)
+        if not skipped or 2 * skipped < many:
+            return ""
+        reasons = [one.get("reason") for one in self.rounds() if one["status"] == "skipped"]
+        return f"{skipped} of {many} rounds were skipped: {reasons[-1] if reasons else 'unknown'}"
 
     def rules(self, adapter: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The [adapter] sections that a run with this one is the control of; mostly none.
@@ -401,19 +406,6 @@ def _runs_in(path: Path, files: Sequence[str]) -> list[Path]:
 
 
 # ------------------------------------------------------------------------------------- details
-
-
-def skipped_rounds(summary: Mapping[str, Any], rounds: Iterable[Mapping[str, Any]]) -> str:
-    """That at least half of the rounds were skipped, and why the last one; empty if not."""
-    skipped, many = summary.get("skipped", 0), summary.get("rounds", 0)
-    if not skipped or 2 * skipped < many:
-        return ""
-    reasons = [one.get("reason") for one in rounds if one["status"] == "skipped"]
-    return f"{skipped} of {many} rounds were skipped: {reasons[-1] if reasons else 'unknown'}"
-
-
-def _is_object(line: Any) -> bool:
-    return isinstance(line, dict)
 
 
 def _inside(path: Path, *keys: str) -> list[Any] | None:

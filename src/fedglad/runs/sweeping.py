@@ -19,7 +19,7 @@ from fedglad.config.keys import label
 from fedglad.config.schema import Config, ConfigError, load, parse_value
 from fedglad.core.interruptible import interruptible
 from fedglad.records import Round
-from fedglad.runs.control import adaptive, at_constant, mark, mean_factor
+from fedglad.runs.control import at_constant, mark, mean_factor
 from fedglad.runs.folder import Interrupted, Run, RunError
 from fedglad.simulation.engines.settings import Local, Serial
 
@@ -90,19 +90,17 @@ def tasks(
 
     Configurations that are the same, apart from the engine, are one task.
     """
-    values = parse_grids(grids)
-    if both := sorted(values.keys() & overrides.keys()):
-        raise ConfigError(f"{both[0]!r} is both set and in a grid: leave one of them out")
-    found: dict[Path, Task] = {}
-    for chosen in product(*values.values()):
-        settings = dict(zip(values, chosen, strict=True))
+    if not grids:
+        raise ConfigError("a sweep needs a grid: --grid seed=1,2,3")
+    made: dict[Path, Task] = {}
+    for settings in combinations(grids, overrides):
         try:
             name, config = load(source, {**overrides, **settings})
         except ConfigError as error:
             raise ConfigError(f"{error}  (with {label(settings)})") from None
         folder = out / f"{name}-{config.hash()}"
-        found.setdefault(folder, Task(name, config, folder, settings))
-    return list(found.values())
+        made.setdefault(folder, Task(name, config, folder, settings))
+    return list(made.values())
 
 
 def sweep(tasks: Sequence[Task], *, jobs: int = 1, then: Then | None = None) -> Generator[Event]:
@@ -172,7 +170,7 @@ def controlled(tasks: Sequence[Task], *, jobs: int = 1) -> Generator[Event]:
 
 def has_control(task: Task) -> bool:
     """Whether its rule is adaptive, and it is not a control itself."""
-    return task.rule is None and adaptive(task.config)
+    return task.rule is None and task.config.sections["adapter"].adaptive
 
 
 def control(rule: Task) -> Task:
@@ -334,10 +332,16 @@ def _end_with_parent() -> None:
 # ----------------------------------------------------------------------------------------- grids
 
 
+def combinations(grids: Sequence[str], overrides: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The settings of every combination; no key may be among the overrides too."""
+    values = parse_grids(grids)
+    if both := sorted(values.keys() & overrides.keys()):
+        raise ConfigError(f"{both[0]!r} is both set and in a grid: leave one of them out")
+    return [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
+
+
 def parse_grids(grids: Sequence[str]) -> dict[str, list[Any]]:
     """{key: values} of "KEY=V1,V2" texts."""
-    if not grids:
-        raise ConfigError("a sweep needs a grid: --grid seed=1,2,3")
     values: dict[str, list[Any]] = {}
     for text in grids:
         key, equals, rest = (part.strip() for part in text.partition("="))

@@ -89,7 +89,10 @@ def combinations(
         raise ConfigError(f"--share {share}: must be more than 0, and 1 at most")
     if not grids:
         raise ConfigError("tuning needs a grid: --grid server.lr=0.5,1,2")
-    grid = {key: _distinct(values) for key, values in parse_grids(grids).items()}
+    grid = {
+        key: list({json.dumps(value): value for value in values}.values())  # each once
+        for key, values in parse_grids(grids).items()
+    }
     for key in grid.keys() & {*SEEDS, "rounds"}:
         raise ConfigError(
             f"--grid {key!r} cannot be tuned: the best of several would be luck. Use --set {key}=…"
@@ -97,11 +100,16 @@ def combinations(
     whole = tasks(source, grids, overrides, out)
     full = whole[0].config.rounds
     rounds = math.ceil(round(share * full, 9))
-    return Search(grid, [_shortened(task, rounds) for task in whole], rounds, full, out)
+    shortened: list[Task] = []
+    for task in whole:
+        config = first_rounds(task.config, rounds)
+        folder = out / f"{task.name}-{config.hash()}"
+        shortened.append(replace(task, config=config, folder=folder))
+    return Search(grid, shortened, rounds, full, out)
 
 
 def tune(search: Search, *, trials: int | None = None, jobs: int = 1) -> Generator[Event]:
-    """A sweep of all combinations, or of `trials` of them; tells what happens.
+    """A sweep of all combinations, or of `trials` of them; yields what happens.
 
     Finished runs are kept, and unfinished or failed ones go on. Ctrl-C: as in a sweep.
     """
@@ -146,17 +154,6 @@ def _trial(task: Task, score: float | None, reason: str) -> Trial:
     status = "failed" if score is None else "diverged" if reason else "scored"
     value = score if status == "scored" else None
     return Trial(dict(task.settings), status, value, reason, str(task.folder))
-
-
-def _shortened(task: Task, rounds: int) -> Task:
-    """Its first rounds."""
-    config = first_rounds(task.config, rounds)
-    folder = task.folder.with_name(f"{task.name}-{config.hash()}")
-    return replace(task, config=config, folder=folder)
-
-
-def _distinct(values: Sequence[Any]) -> list[Any]:
-    return list({json.dumps(value): value for value in values}.values())
 
 
 def _as_good(best: Trial, trials: Sequence[Trial]) -> list[str]:

@@ -25,13 +25,9 @@ class NewRounds:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._run, self._names = Run(folder), Names()
-        self._next, self._id = 0, ""
+        self._next = 0
+        self.id = ""  # the same for the same run wherever its folder is; empty before its rounds
         self.view = self._read()
-
-    @property
-    def id(self) -> str:
-        """The same for the same run wherever its folder is; empty before its first round."""
-        return self._id
 
     @property
     def started(self) -> float:
@@ -44,7 +40,7 @@ class NewRounds:
         self.view = self._read()
         rows: list[Row] = []
         clock = 0.0
-        usual, flags, _ = alarms(self.view.rounds)
+        usual, flags = alarms(self.view.rounds)
         for record, before, flag in zip(self.view.rounds, usual, flags, strict=True):
             clock += math.fsum(record["seconds"].values())
             if record["round"] >= self._next:
@@ -59,9 +55,9 @@ class NewRounds:
         except RunError as error:
             raise TrackError(str(error)) from None
         now = _id(view)
-        if self._id and now and now != self._id:
+        if self.id and now and now != self.id:
             raise TrackError(f"{self.folder} now holds another run: track it with a new command")
-        self._id = self._id or now
+        self.id = self.id or now
         return view
 
 
