@@ -130,9 +130,11 @@ def compare(
             notes.append(f"{labels[k]} is not paired with {labels[base]}: {reason}")
         paired = {} if k == base or reason else parts[base]
         one = _group(labels[k], grouping.configs[k], parts[k], paired, metric)
-        control = next((c for c, own in enumerate(settings) if _controls(own, settings[k])), None)
-        if control is not None and not grouping.unpaired(k, control):
-            one = replace(one, over_control=_difference(parts[k], parts[control], metric))
+        wanted = {**settings[k], CONTROL: True}  # the settings of its control
+        if CONTROL not in settings[k] and wanted in settings:
+            control = settings.index(wanted)
+            if not grouping.unpaired(k, control):
+                one = replace(one, over_control=_difference(parts[k], parts[control], metric))
         groups.append(one)
         lengths |= {settings[k].get("rounds"): None} if k == base or paired else {}
     if len(lengths) > 1:
@@ -140,7 +142,7 @@ def compare(
         notes.append(
             f"the baseline has {of_base} rounds, what is compared with it {', '.join(others)}"
         )
-    short = [shortened(own) for own in settings]
+    short = list(map(shortened, settings))
     if short[0] and len(set(short)) == 1:
         notes.append(f"all runs are shortened: {short[0]}")
     else:
@@ -203,11 +205,6 @@ def _group(
         stability=stability([[*one["accuracy"].values()] for one in curves]) if whole else None,
         curves={name: curve(one[name] for one in curves) for name in CURVES} if whole else None,
     )
-
-
-def _controls(settings: Settings, rule: Settings) -> bool:
-    """Whether the first are those of a control of the second."""
-    return CONTROL in settings and {**rule, CONTROL: True} == settings and CONTROL not in rule
 
 
 def _difference(cell: Mapping[Seed, Entry], base: Mapping[Seed, Entry], metric: str) -> Difference:

@@ -4,7 +4,7 @@ Repetitions differ in SEEDS; all other keys tell groups apart, but those of exac
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -65,7 +65,14 @@ class Grouping:
             return "settings are not known"
         if same_length and first.get("rounds") != second.get("rounds"):
             return f"{first.get('rounds')} and {second.get('rounds')} rounds"
-        return _unpaired(first, second, self.parts[base], self.parts[k])
+        if first["format"] != second["format"]:
+            return "versions of fedglad made them whose random draws differ"
+        for section, what in {"data.": "data", "sampler.": "cohorts"}.items():
+            keys = [key for key in {**first, **second} if key.startswith(section)]
+            if any(first.get(key) != second.get(key) for key in keys):
+                return f"the {what} differ"
+        common = self.parts[base].keys() & self.parts[k].keys()
+        return "" if common else "they have no seed in common"
 
 
 def group(
@@ -126,15 +133,15 @@ def pop_seed(settings: dict[str, Any]) -> Seed:
     return tuple(settings.pop(key, None) for key in SEEDS)
 
 
-def _engine(given: Any) -> dict[str, Any]:
+def _engine(raw: Any) -> dict[str, Any]:
     """An exact one under the name of the default; somebody's own class is not loaded for it."""
-    own = dict(given) if isinstance(given, Mapping) else {}
-    name = str(own.get("name", "local"))
+    given = dict(raw) if isinstance(raw, Mapping) else {}
+    name = str(given.get("name", "local"))
     try:
         exact = ":" not in name and getattr(find("engine", name), "exact", True)
     except ConfigError:  # of another version
         exact = False
-    return {"name": "local"} if exact else own
+    return {"name": "local"} if exact else given
 
 
 def repetitions(
@@ -151,11 +158,11 @@ def repetitions(
         first = groups.setdefault(key, {}).setdefault(seed, run)
         if first is not run:
             twice.append((first, run))
-    return [dict(sorted(members.items(), key=_order)) for members in groups.values()], twice
 
+    def order(repetition: tuple[Seed, T]) -> list[Any]:
+        return [(type(value).__name__, value) for value in repetition[0]]
 
-def _order(repetition: tuple[Seed, Any]) -> list[Any]:
-    return [(type(value).__name__, value) for value in repetition[0]]
+    return [dict(sorted(members.items(), key=order)) for members in groups.values()], twice
 
 
 def differing(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:
@@ -199,8 +206,8 @@ def labels_of(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def usual_baseline(groups: Sequence[Settings | None]) -> int:
     """The first without an adapter, else the first whose settings are known."""
-    plain = [k for k, own in enumerate(groups) if own and own.get("adapter.name") == "none"]
-    known = [k for k, own in enumerate(groups) if own is not None]
+    known = {k: settings for k, settings in enumerate(groups) if settings is not None}
+    plain = [k for k, settings in known.items() if settings.get("adapter.name") == "none"]
     return next(iter(plain or known), 0)
 
 
@@ -208,26 +215,13 @@ def place(labels: Sequence[str], configs: Sequence[Mapping[str, Any]], text: str
     """The one group that a text names."""
     exact = [k for k, one in enumerate(labels) if one == text]
     matching = exact or [k for k, config in enumerate(configs) if text == label(config)]
-    own = [k for k, config in enumerate(configs) if CONTROL not in config]
-    matching = matching or [k for k in own if text in label(configs[k])]
+    rules = [k for k, config in enumerate(configs) if CONTROL not in config]
+    matching = matching or [k for k in rules if text in label(configs[k])]
     matching = matching or [k for k, one in enumerate(labels) if text in one]
     if len(matching) != 1:
         many = "matches no group" if not matching else "matches several groups"
         raise CompareError(f"baseline {text!r} {many}: choose from {'; '.join(labels)}")
     return matching[0]
-
-
-def _unpaired(
-    first: Settings, second: Settings, seeds: Collection[Seed], others: Collection[Seed]
-) -> str:
-    """Why a difference by seed would mean nothing; empty if it means something."""
-    if first["format"] != second["format"]:
-        return "versions of fedglad made them whose random draws differ"
-    for section, what in {"data": "data", "sampler": "cohorts"}.items():
-        own = [{k: v for k, v in s.items() if k.startswith(f"{section}.")} for s in (first, second)]
-        if own[0] != own[1]:
-            return f"the {what} differ"
-    return "" if set(seeds) & set(others) else "they have no seed in common"
 
 
 def named_seed(seed: Seed) -> dict[str, Any]:

@@ -58,8 +58,14 @@ def show_comparison(comparison: Comparison) -> None:
     for group, row in zip(comparison.groups, rows, strict=True):
         made.add_row(escape(group.label), *(row[str(c.header)] for c in made.columns[1:]))
     print_wide(made)
+    unit = " in percentage points" if percent else ""
     if any(group.difference for group in comparison.groups):
-        _show_differences(comparison, percent=percent)
+        line = f"\nDifferences to {escape(comparison.baseline)} by seed{unit}:"
+        console.print(line, soft_wrap=True)
+    for group in comparison.groups:
+        if group.difference:
+            by_seed = _by_seed(group.difference, comparison, percent=percent)
+            say(f"  {group.label}   {by_seed}")
     _show_controls(comparison, percent=percent)
     _show_stability(comparison)
     note(comparison.notes)
@@ -89,15 +95,6 @@ def _cells(difference: Difference, *, percent: bool) -> tuple[str, str]:
         return mean, "-"
     low, high = (_signed(value, percent=percent) for value in difference.interval)
     return mean, escape(f"[{low}, {high}]")
-
-
-def _show_differences(comparison: Comparison, *, percent: bool) -> None:
-    unit = " in percentage points" if percent else ""
-    console.print(f"\nDifferences to {escape(comparison.baseline)} by seed{unit}:", soft_wrap=True)
-    for group in comparison.groups:
-        if group.difference:
-            by_seed = _by_seed(group.difference, comparison, percent=percent)
-            say(f"  {group.label}   {by_seed}")
 
 
 def _show_controls(comparison: Comparison, *, percent: bool) -> None:

@@ -172,17 +172,15 @@ def round_line(done: Round, rounds: int) -> str:
 def distrusted(rounds: Sequence[Mapping[str, Any]]) -> str:
     """The rounds of a run that have an alarm, in one line; empty if none has."""
     flagged: dict[str, list[int]] = {}
-    for found in rounds:
-        if flag := found.get("alarm"):
-            flagged.setdefault(flag, []).append(found["round"] + 1)
-    named = [f"{_numbers(flagged[flag])} ({flag})" for flag in sorted(flagged)]
+    for record in rounds:
+        if flag := record.get("alarm"):
+            flagged.setdefault(flag, []).append(record["round"] + 1)
+    named: list[str] = []
+    for flag, numbers in sorted(flagged.items()):
+        more = f" and {len(numbers) - NAMED} more" if len(numbers) > NAMED else ""
+        named.append(f"{', '.join(map(str, numbers[:NAMED]))}{more} ({flag})")
     count = sum(map(len, flagged.values()))
     return f"{count} of {len(rounds)} rounds distrusted: {', '.join(named)}" if count else ""
-
-
-def _numbers(rounds: Sequence[int]) -> str:
-    more = f" and {len(rounds) - NAMED} more" if len(rounds) > NAMED else ""
-    return ", ".join(map(str, rounds[:NAMED])) + more
 
 
 def clipped(record: Record) -> int:

@@ -71,11 +71,11 @@ def payload(
 def run(view: RunView, *, share: int = 1) -> RunFigures:
     """One run's figures; `share` is how many runs have to fit into the page."""
     rounds = view.rounds
-    usual, alarm = alarms(rounds)
+    usual, alarm, worked_out = alarms(rounds)
     notes = list(view.missing)
     if fewer := shortened(flat(view.config)):
         notes.append(f"shortened: {fewer}")
-    if worked_out := sum("alarm" not in record for record in rounds):
+    if worked_out:
         whose = "this run" if worked_out == len(rounds) else f"{worked_out} rounds"
         notes.append(f"alarms were not recorded by {whose}: they are worked out from its GSI")
     if note := disagreement(view):
@@ -132,8 +132,8 @@ def short(value: float | None, digits: int = 5) -> float | int | None:
     return int(rounded) if rounded == int(rounded) and abs(rounded) < 1e6 else rounded
 
 
-def alarms(rounds: Sequence[Record]) -> tuple[list[float | None], list[str | None]]:
-    """For each round the usual GSI before it, and its flag; worked out if it is not recorded."""
+def alarms(rounds: Sequence[Record]) -> tuple[list[float | None], list[str | None], int]:
+    """For each round the usual GSI before it and its flag; how many flags were not recorded."""
     rule, state = Alarm(), dict[str, Any]()
     usual: list[float | None] = []
     flags: list[str | None] = []
@@ -142,7 +142,7 @@ def alarms(rounds: Sequence[Record]) -> tuple[list[float | None], list[str | Non
         gsi = record["gsi_all"] if record["status"] == "stepped" else None
         flag, state = rule.judge(gsi, state)
         flags.append(record.get("alarm", flag))
-    return usual, flags
+    return usual, flags, sum("alarm" not in record for record in rounds)
 
 
 def cohorts(rounds: Sequence[Record], notes: list[str], *, entries: int) -> list[list[list[Any]]]:
@@ -232,7 +232,7 @@ def labels(
     notes: list[str],
     alarm: Sequence[str | None],
     *,
-    cells: int,
+    cells: int = SHARES,
 ) -> dict[str, Any] | None:
     """The shares of the classes in the population and in each cohort, all its clients together.
 
@@ -263,7 +263,7 @@ def labels(
     return {"population": population, "cohorts": cohorts, "most": most}
 
 
-def participation(rounds: Sequence[Record], *, most: int) -> tuple[list[list[Any]], int]:
+def participation(rounds: Sequence[Record], *, most: int = CLIENTS) -> tuple[list[list[Any]], int]:
     """Each client's id, times sampled, mean norm, rejections, last reason; the most sampled first.
 
     And how many are not in the list. Clients without an id cannot be told apart.

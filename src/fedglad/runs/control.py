@@ -53,11 +53,6 @@ def _weighted(groups: Mapping[str, Mapping[str, float]], sizes: Mapping[str, flo
     return total / math.fsum(sizes[name] for name in groups)
 
 
-def at_constant(config: Config, factor: float) -> Config:
-    """The same with this factor in every round."""
-    return Config.of({**config.to_dict(), "adapter": {"name": "fixed", "value": factor}})
-
-
 def mark(folder: Path, rule: Config, factor: float) -> None:
     """Notes in a control's folder whose it is."""
     control = {"adapter": rule.to_dict()["adapter"], "factor": factor}

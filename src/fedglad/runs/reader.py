@@ -272,7 +272,8 @@ class Run:
         try:
             return tomllib.loads(data.decode("utf-8"))
         except (ValueError, RecursionError) as error:
-            missing.append(f"config.toml is damaged, its settings are not known: {_short(error)}")
+            why = text(str(error) or type(error).__name__, 120)
+            missing.append(f"config.toml is damaged, its settings are not known: {why}")
             return {}
 
     def _summary(self, missing: list[str]) -> dict[str, Any] | None:
@@ -463,9 +464,11 @@ def _state(view: RunView) -> list[str]:
         of = f" of {planned}" if planned else ""
         return [f"the run is not finished, rounds recorded: {done}{of}"]
     rounds = view.summary.get("rounds")
-    if rounds != done:
-        return [f"summary.json is of {_shown(rounds)} rounds, {done} can be read: it counts"]
-    return []
+    if rounds == done:
+        return []
+    plain = isinstance(rounds, int | float | str)
+    shown = text(json.dumps(rounds)[:40]) if plain else "no number of"
+    return [f"summary.json is of {shown} rounds, {done} can be read: it counts"]
 
 
 def _counts(raw: Any) -> np.ndarray | None:
@@ -493,11 +496,3 @@ def _these(what: str, numbers: list[int]) -> str:
 def _absent(path: Path) -> str:
     there = os.path.lexists(path)
     return f"{path.name} is not a file" if there else f"there is no {path.name}"
-
-
-def _shown(value: Any) -> str:
-    return text(json.dumps(value)[:40]) if isinstance(value, int | float | str) else "no number of"
-
-
-def _short(error: Exception) -> str:
-    return text(str(error) or type(error).__name__, 120)

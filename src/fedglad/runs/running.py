@@ -36,7 +36,8 @@ def execute(
     run = Run(out or Path("runs") / f"{name}-{config.hash()}")
     if not force and _finished(run, config):
         return run
-    if (run.folder / "config.toml").is_file() and not (resume or force):
+    path = run.folder / "config.toml"
+    if path.is_file() and not (resume or force):
         with locked(run.folder, busy):
             raise RunError(
                 f"{run.folder} holds an unfinished run: go on with --resume, or replace it with "
@@ -56,8 +57,12 @@ def execute(
             try:
                 if force:
                     run.clear()
-                _write_config(run, text)
-                _write_labels(run, simulation)
+                # A file that is the same already stays: its time is that of the run's start.
+                if not path.is_file() or path.read_text("utf-8", errors="replace") != text:
+                    files.write_text(path, text)
+                if simulation.counts is not None:
+                    counts = simulation.counts.astype(int).tolist()  # (client, class), for reports
+                    files.write_text(run.folder / "labels.json", json.dumps({"counts": counts}))
                 restore(run, simulation)
                 _play(run, config, simulation, on_round or (lambda _: None), asked_to_stop)
             except OSError as error:
@@ -81,20 +86,6 @@ def _finished(run: Run, config: Config) -> bool:
     if run.summary is not None:
         check_format(run, run.summary.get("versions", {}))
     return run.summary is not None
-
-
-def _write_config(run: Run, text: str) -> None:
-    """A file that says it already stays: its time is that of the run's start."""
-    path = run.folder / "config.toml"
-    if not path.is_file() or path.read_text("utf-8", errors="replace") != text:
-        files.write_text(path, text)
-
-
-def _write_labels(run: Run, simulation: Simulation) -> None:
-    """How many samples of each class every client has, for reports; where it is known."""
-    if simulation.counts is not None:
-        counts = simulation.counts.astype(int).tolist()
-        files.write_text(run.folder / "labels.json", json.dumps({"counts": counts}))
 
 
 def _play(

@@ -7,7 +7,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 from multiprocessing import forkserver
@@ -19,7 +19,7 @@ from fedglad.config.keys import label
 from fedglad.config.schema import Config, ConfigError, load, parse_value
 from fedglad.core.interruptible import interruptible
 from fedglad.records import Round
-from fedglad.runs.control import at_constant, mark, mean_factor
+from fedglad.runs.control import mark, mean_factor
 from fedglad.runs.folder import Interrupted, Run, RunError
 from fedglad.simulation.engines.settings import Local, Serial
 
@@ -66,15 +66,15 @@ class Event:
     reason: str = ""
 
 
-Told = tuple[str, Round | None, str]
-"""What a job's process says: an Event without its task, in which the data may have been loaded."""
+Message = tuple[str, Round | None, str]
+"""What a job's process sends: an Event without its task, in which the data may have been loaded."""
 
 STDOUT, STDERR = 1, 2
 DONE = ("kept", "finished")
 ENDS = (*DONE, "failed", "stopped")
 
-Then = Callable[[Event], Iterable[Task]]
-"""Called at each task's end: what is to be run because of it."""
+Then = Callable[[Event], Iterable[Task | Event]]
+"""Called at each task's end: what is to be run because of it, or cannot be."""
 
 
 def first_rounds(config: Config, rounds: int) -> Config:
@@ -104,7 +104,7 @@ def tasks(
 
 
 def sweep(tasks: Sequence[Task], *, jobs: int = 1, then: Then | None = None) -> Generator[Event]:
-    """Runs what is missing, in order and at most `jobs` at a time, and tells what happens.
+    """Runs what is missing, in order and at most `jobs` at a time, and yields what happens.
 
     Finished runs are kept, unfinished ones go on from their checkpoint, and a run that fails does
     not stop the others. After Ctrl-C the running ones finish their round and save; then Interrupted
@@ -112,12 +112,14 @@ def sweep(tasks: Sequence[Task], *, jobs: int = 1, then: Then | None = None) -> 
     """
     missing, running, cut = deque[Task](), list[_Job](), False
 
-    def take(new: Iterable[Task]) -> Iterator[Event]:
-        """Tells of those that are there already, and notes the others."""
+    def take(new: Iterable[Task | Event]) -> Iterator[Event]:
+        """Yields events, also of the tasks that are finished; the other tasks are missing."""
         waiting = deque(new)
         while waiting:
             task = waiting.popleft()
-            if task.finished:
+            if isinstance(task, Event):
+                yield task
+            elif task.finished:
                 event = Event(task, "kept")
                 yield event
                 waiting.extend(then(event) if then else ())
@@ -138,16 +140,15 @@ def sweep(tasks: Sequence[Task], *, jobs: int = 1, then: Then | None = None) -> 
                         yield from take(then(event))
         finally:
             for job in running:
-                job.end(patience=0)
+                job.end(seconds=0)
         if asked_to_stop() and (missing or cut):
             raise Interrupted("stopped, all saved: go on with the same command")
 
 
 def controlled(tasks: Sequence[Task], *, jobs: int = 1) -> Generator[Event]:
     """A sweep in which each run of an adaptive rule is followed by its control."""
-    lost: list[Event] = []
 
-    def then(event: Event) -> list[Task]:
+    def then(event: Event) -> list[Task | Event]:
         rule = event.task
         if event.what not in DONE or not has_control(rule):
             return []
@@ -155,17 +156,10 @@ def controlled(tasks: Sequence[Task], *, jobs: int = 1) -> Generator[Event]:
             return [control(rule)]
         except (ValueError, RunError, OSError) as error:
             nowhere = rule.folder.with_name(f"{rule.folder.name}-control")
-            lost.append(
-                Event(replace(rule, folder=nowhere, rule=rule), "failed", reason=str(error))
-            )
-            return []
+            failed = replace(rule, folder=nowhere, rule=rule)
+            return [Event(failed, "failed", reason=str(error))]
 
-    with closing(sweep(tasks, jobs=jobs, then=then)) as events:
-        for event in events:
-            yield event
-            yield from lost
-            lost.clear()
-    yield from lost
+    return sweep(tasks, jobs=jobs, then=then)
 
 
 def has_control(task: Task) -> bool:
@@ -176,11 +170,12 @@ def has_control(task: Task) -> bool:
 def control(rule: Task) -> Task:
     """The run at a constant factor, the mean of a finished rule's own; its folder says so."""
     factor = mean_factor(rule.folder, rule.config)
-    config = at_constant(rule.config, factor)
+    fixed = {"name": "fixed", "value": factor}
+    config = Config.of({**rule.config.to_dict(), "adapter": fixed})
     folder = rule.folder.with_name(f"{rule.name}-{config.hash()}")
     mark(folder, rule.config, factor)
     settings = {k: v for k, v in rule.settings.items() if not k.startswith("adapter.")}
-    settings |= {"adapter.name": "fixed", "adapter.value": factor}
+    settings |= {f"adapter.{key}": value for key, value in fixed.items()}
     return Task(rule.name, config, folder, settings, rule)
 
 
@@ -190,39 +185,42 @@ class _Job:
     def __init__(self, task: Task) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__, "fedglad.runs.running", "pydantic"])
-        with _deaf():  # what starts now must not hear of Ctrl-C, not even while it imports
+        with _without_interrupts():  # what starts now must ignore Ctrl-C even while it imports
             forkserver.ensure_running()
-        self.task, self.told = task, False
+        self.task, self.stopping = task, False
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(task, theirs))
         self.process.start()
         theirs.close()
 
     def receive(self) -> Event:
-        """What it says; of one that is gone without a word, how it went."""
+        """The next event of its task; of a process that is gone, how it ended."""
         try:
             return Event(self.task, *self.pipe.recv())
         except (EOFError, OSError):
             self.process.join()
-            return Event(self.task, "failed", reason=_death(self.process.exitcode or 0))
+            code = self.process.exitcode or 0
+            killed = f"was killed by {signal.Signals(-code).name}" if code < 0 else ""
+            how = killed or f"ended with exit code {code}"
+            return Event(self.task, "failed", reason=f"its process {how}")
 
     def stop(self) -> None:
         """Lets it finish its round and save."""
         with suppress(OSError):  # it is gone already
-            if not self.told:
+            if not self.stopping:
                 self.pipe.send("stop")
-        self.told = True
+        self.stopping = True
 
-    def end(self, patience: float = 5.0) -> None:
-        """Ends it for good; what it has saved is intact."""
-        self.process.join(patience)
+    def end(self, seconds: float = 5.0) -> None:
+        """Ends it for good after so long; what it has saved is intact."""
+        self.process.join(seconds)
         self.process.kill()
         self.process.join()
         self.pipe.close()
 
 
 def _listen(running: list[_Job], *, stop: bool) -> Iterator[Event]:
-    """What the running jobs say within a moment; those that are done are taken off the list."""
+    """The events of the next moment; jobs that have ended are taken off the list."""
     if stop:
         for job in running:
             job.stop()
@@ -235,14 +233,8 @@ def _listen(running: list[_Job], *, stop: bool) -> Iterator[Event]:
         yield event
 
 
-def _death(code: int) -> str:
-    if code < 0:
-        return f"its process was killed by {signal.Signals(-code).name}"
-    return f"its process ended with exit code {code}"
-
-
 @contextmanager
-def _deaf() -> Generator[None]:
+def _without_interrupts() -> Generator[None]:
     try:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     except ValueError:  # not in the main thread
@@ -258,7 +250,7 @@ def _deaf() -> Generator[None]:
 
 
 def _work(task: Task, pipe: Connection) -> None:
-    """A job's life: it leaves Ctrl-C to its parent, which tells it to stop, and ends with it."""
+    """Runs the task; leaves Ctrl-C to the parent process, and ends with it."""
     os.setpgrp()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -266,7 +258,11 @@ def _work(task: Task, pipe: Connection) -> None:
 
     torch.set_num_threads(1)
     try:
-        _speak_to(task.folder)
+        # Whatever is printed goes to the run's log, not between the lines of the terminal.
+        task.folder.mkdir(parents=True, exist_ok=True)
+        with open(task.folder / "log.txt", "a") as log:
+            for stream in (STDOUT, STDERR):
+                os.dup2(log.fileno(), stream)
     except OSError as error:
         end = ("failed", None, f"its folder cannot be written: {error}")
     else:
@@ -275,7 +271,7 @@ def _work(task: Task, pipe: Connection) -> None:
         pipe.send(end)
 
 
-def _run(task: Task, pipe: Connection) -> Told:
+def _run(task: Task, pipe: Connection) -> Message:
     waiting = [("waiting",)]
 
     def on_round(done: Round) -> None:
@@ -312,14 +308,6 @@ def _alone(config: Config) -> Config:
     # Only another process can give up a client that hangs.
     engine = replace(engine, workers=1) if engine.client_timeout else Serial()
     return replace(config, sections={**config.sections, "engine": engine})
-
-
-def _speak_to(folder: Path) -> None:
-    """Whatever is printed goes to the run's log, not between the lines of the terminal."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "log.txt", "a") as log:
-        for stream in (STDOUT, STDERR):
-            os.dup2(log.fileno(), stream)
 
 
 def _end_with_parent() -> None:

@@ -5,7 +5,8 @@ One file a chart: `rounds`, `factors` and `similarity` of a report, as PNG, SVG 
 """
 
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence, Sized
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,53 +27,46 @@ def write(payload: dict[str, Any], folder: Path, format: str) -> list[Path]:
     | `factors` | groups × rounds: the factor s and GSI/B; one file a run |
     | `similarity` | GSI against the label similarity of the cohort; one file a run |
 
-    The same payload gives the same bytes. `left_out` tells what has no data.
+    The same payload gives the same bytes. `left_out` names what has no data.
     """
     if format not in FORMATS:
         raise ValueError(f"unknown format {format!r}: choose from {', '.join(FORMATS)}")
     written: list[Path] = []
     with paper_style():
-        for name, draw in _charts(payload):
-            path = folder / f"{name}.{format}"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save(draw(), path, format)
-            written.append(path)
+        for name, data, draw, _ in _charts(payload):
+            if data:
+                path = folder / f"{name}.{format}"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                save(draw(), path, format)
+                written.append(path)
     return written
 
 
 def left_out(payload: dict[str, Any]) -> list[str]:
     """The charts without data, in words."""
-    missing: list[str] = []
-    if not rounds.panels_of(payload):
-        missing.append("accuracy, loss and GSI by round: no round is recorded")
-    for run in payload["runs"]:
-        name = clean(str(run["name"]))
-        if not factors.maps_of(run):
-            missing.append(f"factors of {name}: no group was scaled or compared")
-        if not similarity.pairs_of(run):
-            missing.append(f"GSI against label similarity of {name}: it is not recorded")
-    return missing
+    return [reason for _, data, _, reason in _charts(payload) if not data]
 
 
-def _charts(payload: dict[str, Any]) -> Generator[tuple[str, Callable[[], Any]]]:
-    if rounds.panels_of(payload):
-        yield "rounds", lambda: rounds.draw(payload)
+def _charts(payload: dict[str, Any]) -> Generator[tuple[str, Sized, Callable[[], Any], str]]:
+    """Each chart's name, data and function, and what is missing if there are no data."""
+    reason = "accuracy, loss and GSI by round: no round is recorded"
+    yield "rounds", rounds.panels_of(payload), partial(rounds.draw, payload), reason
     runs: list[RunFigures] = payload["runs"]
-    names = _file_names([str(run["name"]) for run in runs])
-    for run, name in zip(runs, names, strict=True):
-        if factors.maps_of(run):
-            yield f"factors{name}", lambda run=run: factors.draw(run)
-        if similarity.pairs_of(run):
-            yield f"similarity{name}", lambda run=run: similarity.draw(run)
+    names = [clean(str(run["name"])) for run in runs]
+    for run, name, file in zip(runs, names, _file_names(runs), strict=True):
+        reason = f"factors of {name}: no group was scaled or compared"
+        yield f"factors{file}", factors.maps_of(run), partial(factors.draw, run), reason
+        reason = f"GSI against label similarity of {name}: it is not recorded"
+        yield f"similarity{file}", similarity.pairs_of(run), partial(similarity.draw, run), reason
 
 
-def _file_names(names: Sequence[str]) -> list[str]:
+def _file_names(runs: Sequence[RunFigures]) -> list[str]:
     """`-NAME` for each of several runs, safe in any file system and all different."""
-    if len(names) == 1:
+    if len(runs) == 1:
         return [""]
-    found: list[str] = []
-    for name in names:
-        safe = "-" + (re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip(".")[:80] or "run")
-        more = (f"{safe}-{k}" for k in range(2, len(names) + 1))
-        found.append(next(one for one in (safe, *more) if one.lower() not in map(str.lower, found)))
-    return found
+    names: list[str] = []
+    for run in runs:
+        safe = "-" + (re.sub(r"[^A-Za-z0-9_.-]+", "_", str(run["name"])).strip(".")[:80] or "run")
+        more = (f"{safe}-{k}" for k in range(2, len(runs) + 1))
+        names.append(next(one for one in (safe, *more) if one.lower() not in map(str.lower, names)))
+    return names

@@ -26,9 +26,12 @@ def maps_of(run: RunFigures) -> list[str]:
 
 def draw(run: RunFigures) -> Any:
     """The figure; both maps have one scale, so that they can be compared."""
+    from matplotlib import colormaps
+
     heat, maps = run["heat"], maps_of(run)
     names = _group_names([str(name) for name in heat["groups"]])
     height = min(max(LOWEST, ROW * len(names)), HIGHEST)
+    step = max(1, math.ceil(len(names) * PITCH / height))  # so that no labels touch
     figure = new_figure(0.7 + (height + 0.25) * len(maps))
     column = list(figure.subplots(len(maps), 1, sharex=True, squeeze=False)[:, 0])
     tables = {key: _table(run["rounds"], heat[key]) for key in maps}
@@ -41,14 +44,13 @@ def draw(run: RunFigures) -> Any:
             edges,
             np.arange(len(names) + 1) - 0.5,
             table,
-            cmap=_colours(),
+            cmap=colormaps[DIVERGING].with_extremes(bad="0.75"),
             vmin=1 - reach,
             vmax=1 + reach,
             rasterized=True,  # as paths, the cells of a large model make huge files
         )
         axes.invert_yaxis()
         axes.set_title(titles[key], loc="left", pad=6)
-        step = _step(len(names), height)
         axes.set_yticks(range(0, len(names), step), names[::step])
         axes.spines[:].set_visible(False)
     _ticks_above(column[0], run)
@@ -100,17 +102,6 @@ def _reach(values: np.ndarray) -> float:
     """The scale is 1 ± this: all but the most extreme 2 % of the numbers are inside it."""
     distance = np.abs(values[np.isfinite(values)] - 1)
     return min(WIDEST, max(0.05, float(np.quantile(distance, 0.98))))
-
-
-def _step(groups: int, height: float) -> int:
-    """Every so many groups have a label, so that none touch."""
-    return max(1, math.ceil(groups * PITCH / height))
-
-
-def _colours() -> Any:
-    import matplotlib
-
-    return matplotlib.colormaps[DIVERGING].with_extremes(bad="0.75")
 
 
 def _ticks_above(axes: Any, run: RunFigures) -> None:

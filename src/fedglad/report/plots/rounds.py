@@ -20,14 +20,15 @@ LABEL = 58  # characters of a line of the legend
 MOST = 14  # configurations in the legend
 MANY = 150  # rounds; the lines of more are thinner
 FAINT: dict[str, Any] = {"linewidth": 0.7, "linestyle": "-", "dashes": (2, 1.5)}
+PANELS = {"accuracy": ["accuracy"], "loss": ["test_loss", "train_loss"], "gsi": ["gsi", "usual"]}
+"""The lines of each panel, from above; the second is faint."""
 
 
 def panels_of(payload: dict[str, Any]) -> list[str]:
     """The panels that have a value, from above."""
-    panels = {"accuracy": ["accuracy"], "loss": ["test_loss", "train_loss"], "gsi": ["gsi"]}
     return [
         panel
-        for panel, keys in panels.items()
+        for panel, keys in PANELS.items()
         if any(has(run.get(key)) for run in payload["runs"] for key in keys)
     ]
 
@@ -43,16 +44,12 @@ def draw(payload: dict[str, Any]) -> Any:
     for place, group in enumerate(groups):
         runs = [payload["runs"][k] for k in group["runs"]]
         style = look(place)
-        if axes := by_name.get("accuracy"):
-            _line(axes, _curve(runs, "accuracy"), **style)
-        if axes := by_name.get("loss"):
-            _line(axes, _curve(runs, "test_loss"), **style)
-            _line(axes, _curve(runs, "train_loss"), **style, faint=True)
-        if axes := by_name.get("gsi"):
-            found = _curve(runs, "gsi")
-            _line(axes, found, **style)
-            _line(axes, _curve(runs, "usual"), **style, faint=True)
-            flags |= _mark(axes, runs, found, style["color"])
+        for panel, axes in by_name.items():
+            curves = [_curve(runs, key) for key in PANELS[panel]]
+            for k, line in enumerate(curves):
+                _line(axes, line, **style, faint=k > 0)
+            if panel == "gsi":
+                flags |= _mark(axes, runs, curves[0], style["color"])
     if len(groups) == 1:
         _shade(column, [payload["runs"][k] for k in groups[0]["runs"]])
     labels = {"accuracy": "test accuracy (%)", "loss": "loss", "gsi": "GSI"}
@@ -71,21 +68,21 @@ def _curve(runs: Sequence[RunFigures], key: str) -> Curve:
     return curve({t: value for t, value in column if value is not None} for column in columns)
 
 
-def _line(axes: Any, found: Curve, *, faint: bool = False, **style: Any) -> None:
-    if not found.rounds:
+def _line(axes: Any, curve: Curve, *, faint: bool, **style: Any) -> None:
+    if not curve.rounds:
         return
     if faint:
         faded: dict[str, Any] = {**FAINT, "color": style["color"], "alpha": 0.8}
-        axes.plot(found.rounds, found.mean, **faded)
+        axes.plot(curve.rounds, curve.mean, **faded)
         return
-    lone: dict[str, Any] = {"marker": ".", "markersize": 3} if len(found.rounds) == 1 else {}
-    width = 1.1 if len(found.rounds) <= MANY else 0.7
-    mean_line(axes, found, linewidth=width, **style, **lone)
+    lone: dict[str, Any] = {"marker": ".", "markersize": 3} if len(curve.rounds) == 1 else {}
+    width = 1.1 if len(curve.rounds) <= MANY else 0.7
+    mean_line(axes, curve, linewidth=width, **style, **lone)
 
 
-def _mark(axes: Any, runs: Sequence[RunFigures], found: Curve, colour: str) -> set[str]:
+def _mark(axes: Any, runs: Sequence[RunFigures], curve: Curve, colour: str) -> set[str]:
     """The distrusted rounds on the line; which flags there were."""
-    height = dict(zip(found.rounds, found.mean, strict=True))
+    height = dict(zip(curve.rounds, curve.mean, strict=True))
     marks = {f: [t for t in ts if t in height] for f, ts in flagged(runs).items()}
     for flag, rounds in marks.items():
         marker, fill = MARKS[flag]

@@ -100,13 +100,11 @@ class Tracking:
         self.out.mkdir(parents=True, exist_ok=True)
         # A tracker that cannot write there would go elsewhere, or try again for minutes.
         tempfile.TemporaryFile(dir=self.out).close()
-        view = self.source.view
-        source = self.source
+        source, view = self.source, self.source.view
         config = hyperparameters(view.config)
         start = Start(self.out, view.name, source.id, source.started, config)
-        made: Writer = self._writer_class(start)
-        self.writer = made
-        return made
+        self.writer = writer = self._writer_class(start)
+        return writer
 
 
 def track(run: str | Path, *, to: str, out: str | Path | None = None) -> Tracking:
@@ -130,9 +128,7 @@ def write(trackings: Sequence[Tracking]) -> None:
 
 
 def follow(
-    trackings: Sequence[Tracking],
-    *,
-    wait: Callable[[], None] = lambda: time.sleep(POLL),
+    trackings: Sequence[Tracking], *, wait: Callable[[], None] = lambda: time.sleep(POLL)
 ) -> None:
     """Writes runs while they go on, until all are finished."""
     left = list(trackings)
@@ -166,12 +162,12 @@ def _find(to: str) -> Any:
     if to not in REGISTRY:
         raise TrackError(f"unknown tracker {to!r}: choose from {', '.join(REGISTRY)}")
     module, _, name = REGISTRY[to].partition(":")
-    found = getattr(import_module(module), name)
+    writer = getattr(import_module(module), name)
     try:
-        found.load()
+        writer.load()
     except ModuleNotFoundError as error:
         raise TrackError(
-            f"tracking to {found.shown} needs the package {found.needs}: "
+            f"tracking to {writer.shown} needs the package {writer.needs}: "
             f"pip install 'fedglad[{to}]'"
         ) from error
-    return found
+    return writer

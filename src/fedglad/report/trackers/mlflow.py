@@ -6,7 +6,6 @@ import shlex
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from fedglad.report.trackers.names import Row, Start
@@ -35,12 +34,10 @@ class MLflow:
     errors: ClassVar[tuple[type[Exception], ...]] = ()
 
     def __init__(self, start: Start) -> None:
-        self._lib = self.load()
+        mlflow, self._entities = self.load()
         self._file = start.out / "mlflow.db"
         self._started = self._end = start.started
-        self._client: Any = self._lib.MlflowClient(
-            tracking_uri=f"sqlite:///{self._file.absolute()}"
-        )
+        self._client: Any = mlflow.MlflowClient(f"sqlite:///{self._file.absolute()}")
         self._run = self._find(start)
         history = self._client.get_metric_history(self._run, LAST)
         self._seen = max((metric.step for metric in history), default=0)
@@ -55,11 +52,7 @@ class MLflow:
         MLflow.errors = (exceptions.MlflowException, sql.SQLAlchemyError)
         for chatty in ("mlflow", "alembic"):
             logging.getLogger(chatty).setLevel(logging.WARNING)
-        return SimpleNamespace(
-            MlflowClient=mlflow.MlflowClient,
-            Metric=entities.Metric,
-            Param=entities.Param,
-        )
+        return mlflow, entities
 
     def write(self, rows: Sequence[Row]) -> None:
         metrics: list[Any] = []
@@ -94,14 +87,16 @@ class MLflow:
         tags, began = {MARK: start.id}, _ms(start.started)
         made = self._client.create_run(experiment, began, tags, run_name=start.name)
         run = made.info.run_id
-        params = [self._lib.Param(key, str(value)[:LONGEST]) for key, value in start.config.items()]
+        param, config = self._entities.Param, start.config
+        params = [param(key, str(value)[:LONGEST]) for key, value in config.items()]
         for k in range(0, len(params), PARAMS):
             self._client.log_batch(run, params=params[k : k + PARAMS])
         return run
 
     def _metrics(self, scalars: dict[str, float], step: int) -> list[Any]:
         when = _ms(self._end)
-        return [self._lib.Metric(name, value, when, step) for name, value in scalars.items()]
+        metric = self._entities.Metric
+        return [metric(name, value, when, step) for name, value in scalars.items()]
 
     def _log(self, metrics: Sequence[Any]) -> None:
         for k in range(0, len(metrics), METRICS):

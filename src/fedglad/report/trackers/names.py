@@ -1,8 +1,9 @@
 """The names under which a run's numbers go into every tracker."""
 
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -34,7 +35,7 @@ NAMES = {
 }
 """What each name means. `<…>` stands for a name of the run's own, made safe by `Names`."""
 
-LONGEST = 200  # characters of an own name; MLflow takes 250 in all
+LONGEST = 200  # characters of a run's own name; MLflow takes 250 in all
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Start:
 
 
 class Names:
-    """Own names in letters that every tracker takes; different ones stay different.
+    """The run's own names in letters that every tracker takes; different ones stay different.
 
     Letters, digits, `_`, `-` and `.` stay, all else becomes `_`. A name that is taken gets a
     number: a group called `all` is `gsi/all-2`, as `gsi/all` is the GSI over all parameters.
@@ -68,22 +69,15 @@ class Names:
         self._made: dict[tuple[str, str], str] = {}
         self._taken = {name.lower() for name in NAMES}  # some stores do not tell case apart
 
-    def __call__(self, under: str, own: str) -> str:
-        if (under, own) not in self._made:
-            safe = re.sub(r"[^A-Za-z0-9_.-]", "_", own)[:LONGEST]
+    def __call__(self, under: str, given: str) -> str:
+        if (under, given) not in self._made:
+            safe = re.sub(r"[^A-Za-z0-9_.-]", "_", given)[:LONGEST]
             base = f"{under}/{safe if safe.strip('.') else '_' * max(1, len(safe))}"
-            name = next(n for n in _numbered(base) if n.lower() not in self._taken)
+            numbered = chain([base], (f"{base}-{k}" for k in count(2)))
+            name = next(n for n in numbered if n.lower() not in self._taken)
             self._taken.add(name.lower())
-            self._made[under, own] = name
-        return self._made[under, own]
-
-
-def _numbered(base: str) -> Generator[str]:
-    yield base
-    number = 2
-    while True:
-        yield f"{base}-{number}"
-        number += 1
+            self._made[under, given] = name
+        return self._made[under, given]
 
 
 def scalars(

@@ -40,7 +40,7 @@ class NewRounds:
         self.view = self._read()
         rows: list[Row] = []
         clock = 0.0
-        usual, flags = alarms(self.view.rounds)
+        usual, flags, _ = alarms(self.view.rounds)
         for record, before, flag in zip(self.view.rounds, usual, flags, strict=True):
             clock += math.fsum(record["seconds"].values())
             if record["round"] >= self._next:
