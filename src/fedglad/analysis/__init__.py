@@ -1,4 +1,4 @@
-"""What finished runs say: compared by seed, their curves, and replays of another rule.
+"""Finished runs: compared by seed, their curves, and replays of another rule.
 
     from fedglad.analysis import compare, replay
 

@@ -1,6 +1,6 @@
 """Which runs are repetitions of each other, their labels, the baseline, and what can be paired.
 
-Repetitions differ in SEEDS; all other keys tell groups apart, but those of exact engines.
+Repetitions differ in SEEDS; all other keys distinguish groups, but those of exact engines.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from fedglad.config.keys import SEEDS, flat, label
 from fedglad.config.schema import FORMAT, ConfigError, find
 
-KEYS = 4  # in a label, if so many tell the groups apart
+KEYS = 4  # in a label, if so many distinguish the groups
 CONTROL = "control"  # among settings: they are those of the rule that the run is a control of
 
 Settings = Mapping[str, Any]
@@ -90,20 +90,20 @@ def group(
     `clean` makes a label fit to be shown.
     """
     keyed = (
-        (f"#{k}" if own is None else json.dumps(own, sort_keys=True, default=str), seed, k)
-        for k, (own, seed) in enumerate(runs)
+        (f"#{k}" if config is None else json.dumps(config, sort_keys=True, default=str), seed, k)
+        for k, (config, seed) in enumerate(runs)
     )
     parts, twice = repetitions(keyed)
     firsts = [next(iter(part.values())) for part in parts]
     settings = [runs[k][0] for k in firsts]
-    known = [own for own in settings if own is not None]
+    known = [config for config in settings if config is not None]
     configs_known = differing(known)
     one = alone(known[0]) if alone and len(known) == 1 else ""
     named = [one] if one else labels_of(configs_known)
     each = iter(zip(configs_known, named, strict=True))
     both = [
-        ({}, unknown(k)) if own is None else next(each)
-        for k, own in zip(firsts, settings, strict=True)
+        ({}, unknown(k)) if config is None else next(each)
+        for k, config in zip(firsts, settings, strict=True)
     ]
     configs, labels = [config for config, _ in both], [clean(name) for _, name in both]
     base = place(labels, configs, baseline) if baseline else usual_baseline(settings)
@@ -168,7 +168,7 @@ def repetitions(
 def differing(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:
     """Of each, the keys in which it differs; in a section, from those with the same name.
 
-    What another class has for its fields says nothing: its name stands for them.
+    The fields of another class cannot be compared: its name stands for them.
     """
     named = ["adapter.name"] if any(CONTROL in settings for settings in all_settings) else []
     result: list[dict[str, Any]] = []
@@ -184,7 +184,7 @@ def differing(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:
 
 
 def labels_of(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Each with its first KEYS keys, or as many as it takes to tell it from the others."""
+    """Each with its first KEYS keys, or as many as distinguish it from the others."""
 
     def text(config: Mapping[str, Any], keys: int) -> str:
         plain = {key: value for key, value in config.items() if key != CONTROL}
@@ -231,6 +231,6 @@ def named_seed(seed: Seed) -> dict[str, Any]:
 
 
 def varying_seeds(seeds: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names of the seeds that tell runs apart, at least the first."""
+    """The names of the seeds in which runs differ, at least the first."""
     varying = [name for name in SEEDS if len({json.dumps(seed.get(name)) for seed in seeds}) > 1]
     return varying or [SEEDS[0]]

@@ -91,7 +91,7 @@ class Recording:
 def read(folder: str | PathLike[str], *, population: int | None = None) -> Recording:
     """The record in a run's folder, finished or not.
 
-    `population` is the number of clients there are, for a run that does not tell.
+    `population` is the number of clients there are, for a run that has not recorded it.
     """
     run = Run(Path(folder))
     if not (run.folder / "rounds.jsonl").is_file():
@@ -245,7 +245,7 @@ def _sum_weights(shares: Sequence[float]) -> tuple[float, ...]:
 
 
 def _population(run: Run, config: Mapping[str, Any]) -> int | None:
-    """The number of clients there are, where the folder tells."""
+    """The number of clients there are, if the folder has it."""
     data = section(config, "data")
     # Of a federation as of the last checkpoint: clients may have come meanwhile.
     if (known := run.clients()) or data.get("name") == FLOWER:

@@ -45,9 +45,9 @@ def track(
             else:
                 trackers.write(trackings)
         except KeyboardInterrupt:
-            _tell(trackings)
+            _show(trackings)
             raise
-    _tell(trackings)
+    _show(trackings)
 
 
 class _Wait:
@@ -63,12 +63,11 @@ class _Wait:
         time.sleep(self.seconds)
 
 
-def _tell(trackings: "list[Tracking]") -> None:
+def _show(trackings: "list[Tracking]") -> None:
     """What was written, and how to see it."""
     for tracking in trackings:
         state = "finished" if tracking.finished else "not finished: call again for the rest"
-        line = f"{tracking.source.view.name}: {tracking.rounds} rounds, {state}"
-        say(line)
+        say(f"{tracking.source.view.name}: {tracking.rounds} rounds, {state}")
         for note in tracking.source.view.missing:
             say(f"  Note: {note}")
     commands = [tracking.writer.command for tracking in trackings if tracking.writer]

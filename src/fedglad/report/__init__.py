@@ -1,4 +1,4 @@
-"""The trust report: what a run's folder tells, as a page, live, as plots and for trackers.
+"""The trust report: what is in a run's folder, as a page, live, as plots and for trackers.
 
 It reads folders and never trains. `groups` puts repetitions together, `figures` makes the numbers
 of every chart, `headline` the result and the verdict, `page` the file, `watch` the live server;

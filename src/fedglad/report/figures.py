@@ -1,4 +1,4 @@
-"""The numbers of every chart, from what a run's folder tells: plain types, as the page reads them.
+"""The numbers of every chart, from a run's folder: plain types, as the page reads them.
 
     payload([Run(folder).read(), ...]) -> {"version": 1, "title": ..., "runs": [...], ...}
 
@@ -266,7 +266,7 @@ def labels(
 def participation(rounds: Sequence[Record], *, most: int = CLIENTS) -> tuple[list[list[Any]], int]:
     """Each client's id, times sampled, mean norm, rejections, last reason; the most sampled first.
 
-    And how many are not in the list. Clients without an id cannot be told apart.
+    And how many are not in the list. Clients without an id cannot be distinguished.
     """
     seen: dict[Any, list[Mapping[str, Any]]] = {}
     for client in (client for record in rounds for client in record["clients"]):

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from fedglad.analysis import grouping
 from fedglad.analysis.grouping import CompareError, Seed, Settings, pop_seed, settings_of
@@ -48,8 +48,8 @@ def group(views: Sequence[RunView], baseline: str | None = None) -> Grouped:
         made = grouping.group(
             runs,
             baseline,
-            alone=lambda own: label(
-                {key: own[key] for key in ("data.name", "adapter.name") if key in own}
+            alone=lambda settings: label(
+                {key: settings[key] for key in ("data.name", "adapter.name") if key in settings}
             ),
             unknown=lambda k: f"{views[k].name} (settings not known)",
             clean=text,
@@ -75,7 +75,8 @@ def group(views: Sequence[RunView], baseline: str | None = None) -> Grouped:
             )
         )
     seeds = [grouping.named_seed(seed) for _, seed in runs]
-    names = grouping.varying_seeds([seeds[k] for k, (own, _) in enumerate(runs) if own is not None])
+    known = [seeds[k] for k, (settings, _) in enumerate(runs) if settings is not None]
+    names = grouping.varying_seeds(known)
     return Grouped(
         views=[views[k] for k in kept],
         groups=groups,
@@ -107,9 +108,7 @@ def _settings(view: RunView) -> tuple[Settings | None, Seed]:
     if not view.config:
         return None, ()
     adapter = view.config.get("adapter")
-    rules = Run(view.folder).rules(
-        cast(dict[str, Any], adapter) if isinstance(adapter, dict) else {}
-    )
+    rules = Run(view.folder).rules(adapter) if isinstance(adapter, dict) else []
     settings = settings_of(view.config, view.summary, next(iter(rules), None))
     seed = tuple(map(_seed_value, pop_seed(settings)))
     return {_word(key): _word(value) for key, value in settings.items()}, seed

@@ -41,12 +41,12 @@ def result(view: RunView) -> Accuracy:
 
 def disagreement(view: RunView) -> str | None:
     """That the summary has another result than the rounds, of which none is missing."""
-    summed, own = _summed(view).last10, _recorded(view).last10
-    if not view.complete or summed is None or own is None or abs(summed - own) < 1e-6:
+    summed, rounds = _summed(view).last10, _recorded(view).last10
+    if not view.complete or summed is None or rounds is None or abs(summed - rounds) < 1e-6:
         return None
     return (
-        f"summary.json has an accuracy of {100 * summed:.2f} %, its rounds have {100 * own:.2f} %: "
-        "the rounds count"
+        f"summary.json has an accuracy of {100 * summed:.2f} %, its rounds have "
+        f"{100 * rounds:.2f} %: the rounds count"
     )
 
 

@@ -14,30 +14,16 @@ from typing import Any
 
 from fedglad.report import ReportError
 
-PARTS = {
-    "CSS": "page.css",
-    "LIBRARY": "vendor/echarts.min.js",
-    "TEXT": "text.js",
-    "STATE": "state.js",
-    "CHARTS": "charts.js",
-    "ROUNDS": "rounds.js",
-    "COMPARE": "compare.js",
-    "HEAT": "heat.js",
-    "LABELS": "labels.js",
-    "PANELS": "panels.js",
-    "SCRIPT": "page.js",
-}
-"""Placeholders in page.html and the files that take their place."""
-
-_PLACE = re.compile(rf"/\*({'|'.join(PARTS)}|DATA|POLICY)\*/|\bTITLE\b")
+# In page.html: a file that is put in there, or what it is made for.
+_PLACE = re.compile(r"/\*([\w./]+\.(?:css|js)|DATA|POLICY)\*/|\bTITLE\b")
 _SCRIPT = re.compile("<script>(.*?)</script>", re.DOTALL)
 _UNSAFE = re.compile("[<>&\u2028\u2029]")  # may end the element, or a line of a script
 
 
 def policy(*, live: bool) -> str:
-    """What the page may run and load: its own scripts, by their hashes, and nothing.
+    """What the page may run and load: its scripts, by their hashes, and nothing else.
 
-    A live one asks its own server for new data.
+    A live one may ask the server that it comes from for new data.
     """
     asks = "'self'" if live else "'none'"
     return (
@@ -48,9 +34,9 @@ def policy(*, live: bool) -> str:
 
 @cache
 def _hashes() -> list[str]:
-    """Of the scripts as they stand in the page; the data are none."""
+    """The hashes of the scripts in the page; the data are no script."""
     scripts = _SCRIPT.findall(_file("page.html"))
-    whole = [_PLACE.sub(lambda found: _file(PARTS[found.group(1)]), one) for one in scripts]
+    whole = [_PLACE.sub(lambda place: _file(place.group(1)), one) for one in scripts]
     digests = [hashlib.sha256(script.encode()).digest() for script in whole]
     return [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
 
@@ -65,13 +51,13 @@ def html(payload: dict[str, Any]) -> str:
     """The whole page; nothing in the payload can leave its element."""
     live = payload["live"] is not None
 
-    def part(found: re.Match[str]) -> str:
-        name = found.group(1)
+    def part(place: re.Match[str]) -> str:
+        name = place.group(1)
         if name is None:
             return markup.escape(payload["title"])
         if name == "DATA":
             return data(payload)
-        return policy(live=live) if name == "POLICY" else _file(PARTS[name])
+        return policy(live=live) if name == "POLICY" else _file(name)
 
     # In one pass: a placeholder in somebody's name, or in the library, stays text.
     return _PLACE.sub(part, _file("page.html"))
@@ -80,7 +66,7 @@ def html(payload: dict[str, Any]) -> str:
 def data(payload: dict[str, Any]) -> str:
     """JSON that may stand inside a script element; plain ASCII."""
     text = json.dumps(payload, allow_nan=False, separators=(",", ":"))
-    return _UNSAFE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+    return _UNSAFE.sub(lambda unsafe: f"\\u{ord(unsafe.group()):04x}", text)
 
 
 def write(payload: dict[str, Any], path: Path) -> None:

@@ -96,7 +96,7 @@ def serve(folder: Path, port: int = PORT) -> Server:
 class _Handler(BaseHTTPRequestHandler):
     server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
     server_version, sys_version = "fedglad", ""
-    timeout = 30  # seconds for a browser that says nothing
+    timeout = 30  # seconds for a browser that sends nothing
 
     def do_GET(self) -> None:
         # Another site's name may be made to lead here: its pages then ask with that name.

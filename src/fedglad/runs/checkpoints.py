@@ -43,7 +43,7 @@ def restore(run: Run, driver: Driver, way_out: str = WAY_OUT, *, from_start: boo
             tensors, meta = checkpoint.read(path.with_suffix(".safetensors"))
             driver.server.load_state_dict({**meta, "tensors": tensors})
             check_format(run, saved, way_out)
-        except checkpoint.OtherModel as error:  # an own model's code was changed
+        except checkpoint.OtherModel as error:  # the code of a user's model was changed
             raise RunError(f"{run.folder} cannot be continued: {error}; {way_out}") from None
         except (ValueError, OSError, KeyError, TypeError) as error:
             logging.getLogger("fedglad").warning(

@@ -1,4 +1,4 @@
-"""One line of rounds.jsonl, checked: every field of its own type, whatever the file says."""
+"""One line of rounds.jsonl, checked: every field has its type, whatever the file has."""
 
 import json
 import re
@@ -38,28 +38,28 @@ def clean(raw: Any) -> tuple[dict[str, Any], list[str]] | None:
     """
     if not isinstance(raw, dict):
         return None
-    found = cast(dict[str, Any], raw)
-    t = found.get("round")
+    given = cast(dict[str, Any], raw)
+    t = given.get("round")
     if not isinstance(t, int) or isinstance(t, bool) or not 0 <= t < ROUNDS:
         return None
     bad: list[str] = []
-    status = found.get("status")
+    status = given.get("status")
     if status not in ("stepped", "skipped"):
         bad.append("status")
         status = "unknown"
-    reason = found.get("reason")
+    reason = given.get("reason")
     if not isinstance(reason, str | None):
         bad.append("reason")
         reason = None
     record: dict[str, Any] = {"round": t, "status": status, "reason": reason and text(reason)}
     for name, (low, high) in NUMBERS.items():
-        record[name] = _checked(found.get(name), low, high, bad, name)
-    record["clients"] = _clients(found.get("clients", []), bad)
-    record["groups"] = _groups(found.get("groups", {}), bad)
-    record["seconds"] = _seconds(found.get("seconds", {}), bad)
-    if "alarm" in found:
-        if found["alarm"] is None or found["alarm"] in ALARMS:
-            record["alarm"] = found["alarm"]
+        record[name] = _checked(given.get(name), low, high, bad, name)
+    record["clients"] = _clients(given.get("clients", []), bad)
+    record["groups"] = _groups(given.get("groups", {}), bad)
+    record["seconds"] = _seconds(given.get("seconds", {}), bad)
+    if "alarm" in given:
+        if given["alarm"] is None or given["alarm"] in ALARMS:
+            record["alarm"] = given["alarm"]
         else:
             bad.append("alarm")
     return record, bad
@@ -88,17 +88,17 @@ def text(value: str, limit: int = 200) -> str:
 
 def _checked(value: Any, low: float, high: float, bad: list[str], field: str) -> float | None:
     """The number; what is there and is none makes the field a bad one."""
-    found = number(value, low, high)
-    if found is None and value is not None:
+    checked = number(value, low, high)
+    if checked is None and value is not None:
         bad.append(field)
-    return found
+    return checked
 
 
 def _clients(raw: Any, bad: list[str]) -> list[dict[str, Any]]:
     if not isinstance(raw, list):
         bad.append("clients")
         return []
-    found: list[dict[str, Any]] = []
+    clients: list[dict[str, Any]] = []
     for item in cast(list[Any], raw):
         if not isinstance(item, dict):
             bad.append("clients")
@@ -112,8 +112,8 @@ def _clients(raw: Any, bad: list[str]) -> list[dict[str, Any]]:
             bad += [] if isinstance(why, str) else ["clients"]
         if client["id"] is None and one.get("id") is not None:
             bad.append("clients")
-        found.append(client)
-    return found
+        clients.append(client)
+    return clients
 
 
 def _id(raw: Any) -> int | str | None:
@@ -128,7 +128,7 @@ def _groups(raw: Any, bad: list[str]) -> dict[str, dict[str, float | None]]:
     if not isinstance(raw, dict):
         bad.append("groups")
         return {}
-    found: dict[str, dict[str, float | None]] = {}
+    groups: dict[str, dict[str, float | None]] = {}
     for name, item in cast(dict[str, Any], raw).items():
         group = cast(dict[str, Any], item) if isinstance(item, dict) else {}
         scale = number(group.get("scale"))
@@ -138,8 +138,8 @@ def _groups(raw: Any, bad: list[str]) -> dict[str, dict[str, float | None]]:
         gsi, baseline = (
             _checked(group.get(key), 1e-9, 1e9, bad, "groups") for key in ("gsi", "baseline")
         )
-        found[text(name)] = {"gsi": gsi, "baseline": baseline, "scale": scale}
-    return found
+        groups[text(name)] = {"gsi": gsi, "baseline": baseline, "scale": scale}
+    return groups
 
 
 def _seconds(raw: Any, bad: list[str]) -> dict[str, float]:

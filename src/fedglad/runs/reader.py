@@ -197,7 +197,7 @@ class Run:
         return [one["adapter"] for one in same if isinstance(one["adapter"], dict)]
 
     def control_of(self) -> list[dict[str, Any]]:
-        """What control.json says; a damaged one says nothing, and is written anew by a sweep."""
+        """The entries of control.json; none of a damaged one, which a sweep writes anew."""
         known = _inside(self.folder / CONTROL_FILE, "control_of") or []
         return [one for one in known if isinstance(one, dict) and {"adapter", "factor"} <= {*one}]
 
@@ -431,7 +431,7 @@ def _header(path: Path) -> Any:
 
 
 def _ordered(records: Iterable[dict[str, Any]], missing: list[str]) -> list[dict[str, Any]]:
-    """Each round once, the last that was written; doubles and gaps are said."""
+    """Each round once, the last that was written; doubles and gaps are noted as missing."""
     rounds: dict[int, dict[str, Any]] = {}
     doubled: dict[int, None] = {}
     for record in records:
@@ -455,11 +455,11 @@ def _ordered(records: Iterable[dict[str, Any]], missing: list[str]) -> list[dict
 
 
 def _state(view: RunView) -> list[str]:
-    """How far the run is, if it is not at its end; and a summary that says something else."""
+    """How far the run is, if it is not at its end; and a summary of another number of rounds."""
     done, planned = len(view.rounds), view.planned
     if view.summary is None:
         if view.complete:
-            damaged = os.path.lexists(view.folder / "summary.json")  # which was said
+            damaged = os.path.lexists(view.folder / "summary.json")  # which is noted
             return [] if damaged else ["there is no summary.json: the result is that of the rounds"]
         of = f" of {planned}" if planned else ""
         return [f"the run is not finished, rounds recorded: {done}{of}"]

@@ -168,7 +168,7 @@ def has_control(task: Task) -> bool:
 
 
 def control(rule: Task) -> Task:
-    """The run at a constant factor, the mean of a finished rule's own; its folder says so."""
+    """The run at a constant factor, the mean of a finished rule; a file in its folder notes it."""
     factor = mean_factor(rule.folder, rule.config)
     fixed = {"name": "fixed", "value": factor}
     config = Config.of({**rule.config.to_dict(), "adapter": fixed})

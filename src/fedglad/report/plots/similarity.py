@@ -16,7 +16,7 @@ def pairs_of(run: RunFigures) -> list[tuple[float, float, str | None]]:
 
 
 def draw(run: RunFigures) -> Any:
-    """The figure, with the payload's own fit."""
+    """The figure, with the fit that the payload has."""
     pairs, fit = pairs_of(run), run.get("fit")
     figure = new_figure(2.3)
     axes = figure.subplots()

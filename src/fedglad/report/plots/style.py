@@ -7,13 +7,14 @@ import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from fedglad.analysis.curves import Curve
 from fedglad.report import RunFigures
 
+STYLE = Path(__file__).with_name("paper.mplstyle")
 WIDTH = 3.3  # inches: a column of a paper with two
 DPI = 300
 POINTS = 7  # the size of letters in such a column
@@ -38,37 +39,14 @@ def paper_style(points: float = POINTS) -> Generator[None]:
         raise ModuleNotFoundError(
             "plots need matplotlib: pip install 'fedglad[report]'", name=error.name
         ) from None
-    unit = points / POINTS
-    settings = {
-        "font.family": "DejaVu Sans",  # comes with matplotlib
-        "font.size": 7 * unit,
-        "axes.labelsize": 7 * unit,
-        "axes.linewidth": 0.6 * unit,
-        "axes.titlesize": 7 * unit,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.prop_cycle": cycler("linestyle", STYLES) * cycler("color", PALETTE),
-        "grid.linewidth": 0.4 * unit,
-        "grid.alpha": 0.3,
-        "legend.fontsize": 6 * unit,
-        "legend.frameon": False,
-        "lines.linewidth": 1.1 * unit,
-        "lines.markersize": 4 * unit,
-        "xtick.labelsize": 6 * unit,
-        "ytick.labelsize": 6 * unit,
-        "xtick.major.width": 0.6 * unit,
-        "ytick.major.width": 0.6 * unit,
-        "xtick.major.size": 2.5 * unit,
-        "ytick.major.size": 2.5 * unit,
-        "text.parse_math": False,
-        "text.usetex": False,
-        "pdf.fonttype": 42,
-        "svg.fonttype": "none",
-        "svg.hashsalt": "fedglad",
-    }
+    settings = matplotlib.rc_params_from_file(STYLE, use_default_template=False)
+    for key in settings:
+        if key.endswith(("size", "width")):
+            settings[key] *= points / POINTS
+    settings["axes.prop_cycle"] = cycler("linestyle", STYLES) * cycler("color", PALETTE)
     with matplotlib.rc_context(), warnings.catch_warnings():
         matplotlib.rcdefaults()  # a user's own style would give other bytes
-        matplotlib.rcParams.update(cast(Any, settings))
+        matplotlib.rcParams.update(settings)
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
         yield
 

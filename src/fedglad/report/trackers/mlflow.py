@@ -44,7 +44,7 @@ class MLflow:
 
     @staticmethod
     def load() -> Any:
-        """The library, which else would count its use and tell of its database at work."""
+        """The library, which else would count its use and log what its database does."""
         os.environ["MLFLOW_DISABLE_TELEMETRY"] = os.environ["DO_NOT_TRACK"] = "true"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of its own libraries
@@ -76,9 +76,10 @@ class MLflow:
 
     def _find(self, start: Start) -> str:
         """The run in the database, made if it is not there."""
-        found = self._client.get_experiment_by_name(EXPERIMENT)
-        experiment = found.experiment_id if found else None
-        if experiment is None:
+        known = self._client.get_experiment_by_name(EXPERIMENT)
+        if known:
+            experiment = known.experiment_id
+        else:
             files = (start.out.absolute() / "artifacts").as_uri()
             experiment = self._client.create_experiment(EXPERIMENT, artifact_location=files)
         runs = self._client.search_runs([experiment], f"tags.`{MARK}` = '{start.id}'")
