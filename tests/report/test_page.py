@@ -52,7 +52,7 @@ def told(folder: Path, **changes: Any) -> dict[str, Any]:
 
 def test_the_placeholders_are_there_once():
     template = files("fedglad.report").joinpath("page.html").read_text("utf-8")
-    for name in ("CSS", "LIBRARY", "SCRIPT", "DATA"):
+    for name in ("page.css", "vendor/echarts.min.js", "page.js", "DATA"):
         assert template.count(f"/*{name}*/") == 1
     assert len(re.findall(r"\bTITLE\b", template)) == 1
     assert template.count('http-equiv="Content-Security-Policy" content="/*POLICY*/"') == 1

@@ -41,21 +41,28 @@ def report(
 ) -> None:
     """Make one HTML page of runs: is training healthy, and which rounds can be trusted?"""
     from fedglad.report import ReportError, page
+    from fedglad.report import plots as charts
     from fedglad.report.figures import payload
-    from fedglad.report.plots import FORMATS
     from fedglad.runs.reader import Run, run_folders
 
     drawn, undrawn = list[Path](), list[str]()
     with mistakes(ModuleNotFoundError):
-        if form not in FORMATS:
-            raise ReportError(f"unknown format {form!r}: choose from {', '.join(FORMATS)}")
+        if form not in charts.FORMATS:
+            raise ReportError(f"unknown format {form!r}: choose from {', '.join(charts.FORMATS)}")
         folders = run_folders(runs)
         figures = payload([Run(folder).read() for folder in folders], baseline=baseline)
         path = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
         if out or not as_json:
             page.write(figures, path)
         if plots:
-            drawn, undrawn = _draw(figures, plots, form)
+            try:
+                plots.mkdir(parents=True, exist_ok=True)
+                drawn, undrawn = charts.write(figures, plots, form), charts.left_out(figures)
+            except OSError as mistake:
+                where = mistake.filename or plots
+                raise ReportError(
+                    f"{where} cannot be written: {mistake.strerror or mistake}"
+                ) from None
     if as_json:
         sys.stdout.write(page.data(figures) + "\n")
         return
@@ -65,17 +72,6 @@ def report(
         say(f"Plot: {plot}")
     for reason in undrawn:
         say(f"Not drawn: {reason}")
-
-
-def _draw(figures: dict[str, Any], folder: Path, form: str) -> tuple[list[Path], list[str]]:
-    from fedglad.report import ReportError, plots
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return plots.write(figures, folder, form), plots.left_out(figures)
-    except OSError as mistake:
-        path = mistake.filename or folder
-        raise ReportError(f"{path} cannot be written: {mistake.strerror or mistake}") from None
 
 
 def _show(figures: dict[str, Any]) -> None:
