@@ -17,7 +17,7 @@ from fedglad.report import ReportError, page
 from fedglad.report.figures import payload
 from tests.report.made import changed, read, record, write
 
-HOSTILE = "</script><script>alert(1)</script><!-- /*CSS*/ /*DATA*/ TITLE &amp; \u2028"
+HOSTILE = "</script><script>alert(1)</script><!-- /*page.css*/ /*DATA*/ TITLE &amp; \u2028"
 
 
 class Elements(HTMLParser):
