@@ -46,12 +46,14 @@ class Folder:
             if self.resumable:
                 (self.run.folder / "checkpoints").mkdir(exist_ok=True)
                 restore(self.run, session, WAY_OUT, from_start=False)
-            found = self.run.rounds()
-            if found:
-                log.info("Going on after round %d of %d in %s", len(found), rounds, self.run.folder)
+            records = self.run.rounds()
+            if records:
+                log.info(
+                    "Going on after round %d of %d in %s", len(records), rounds, self.run.folder
+                )
             with open(self.run.folder / "rounds.jsonl", "a", encoding="utf-8") as self._records:
                 try:
-                    yield found
+                    yield records
                 finally:
                     self._records = None
 
@@ -101,7 +103,7 @@ def describe(session: Session, rounds: int) -> Config:
         seed=session.seed,
         checkpoint_every=1,
         sections={
-            "data": Nodes(told_apart_by=session.directory.asked),
+            "data": Nodes(told_apart_by=session.directory.setting),
             "model": Arrays(tensors=len(server.layout.names), parameters=sum(server.layout.numels)),
             "client": ClientApp(),
             "sampler": session.sampler,
@@ -111,7 +113,7 @@ def describe(session: Session, rounds: int) -> Config:
             "adapter": server.adapter,
             "engine": Engine(
                 report=session.report,
-                weighted_by=session.keys.weight,
+                weighted_by=session.weight_key,
                 min_clients=server.min_clients,
                 guard_norm=server.guard.norm if server.guard else math.inf,
                 guard_weight=server.guard.weight if server.guard else math.inf,

@@ -3,12 +3,10 @@
 import json
 import re
 import shlex
-from collections.abc import Iterator
-from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 
-PACKAGE, PROJECT = "digits_app", "digits-app"  # the template's names, which each app has of its own
+TEMPLATE = Path(__file__).parent / "template"
+PACKAGE, PROJECT = "digits_app", "digits-app"  # the template's names, replaced in each app
 SUPERNODES = 50
 LONGEST = 32  # characters of an app's name that Flower allows
 
@@ -20,9 +18,9 @@ class InitError(ValueError):
 def init(folder: Path) -> list[Path]:
     """Writes the app; returns its files. A folder with anything in it is left alone."""
     folder = folder.absolute()
-    if folder.is_dir() and (found := sorted(path.name for path in folder.iterdir())):
+    if folder.is_dir() and (there := sorted(path.name for path in folder.iterdir())):
         raise InitError(
-            f"{folder} is not empty (it has {', '.join(found[:3])}{' …' if found[3:] else ''}): "
+            f"{folder} is not empty (it has {', '.join(there[:3])}{' …' if there[3:] else ''}): "
             "choose a new folder"
         )
     if folder.exists() and not folder.is_dir():
@@ -31,9 +29,12 @@ def init(folder: Path) -> list[Path]:
     names = {PROJECT: project, PACKAGE: project.replace("-", "_")}
     out = json.dumps(str(folder / "out"), ensure_ascii=False)  # a TOML string, too
     written: list[Path] = []
-    for path, text in _files(resources.files("fedglad.flower") / "template"):
-        # The SuperLink runs the app in a folder of its own: only a whole path leads back here.
-        text = text.replace('\nout = "out"', f"\nout = {out}")
+    for source in sorted(TEMPLATE.rglob("*")):
+        if source.suffix not in (".py", ".toml"):
+            continue
+        # The SuperLink runs the app in another folder: only a whole path leads back here.
+        text = source.read_text("utf-8").replace('\nout = "out"', f"\nout = {out}")
+        path = source.relative_to(TEMPLATE).as_posix()
         for old, new in names.items():
             path, text = path.replace(old, new), text.replace(old, new)
         written.append(folder / path)
@@ -64,12 +65,3 @@ def _name(folder: Path) -> str:
     plain = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower())
     plain = re.sub(r"(^[-0-9]+)|(-?app)?-?$", "", plain)
     return f"{plain[: LONGEST - 4].rstrip('-') or 'fedglad'}-app"
-
-
-def _files(folder: Traversable, under: str = "") -> Iterator[tuple[str, str]]:
-    """The template's files: path and text."""
-    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if entry.is_file() and entry.name.endswith((".py", ".toml")):
-            yield under + entry.name, entry.read_text("utf-8")
-        elif entry.is_dir() and entry.name != "__pycache__":
-            yield from _files(entry, f"{under}{entry.name}/")

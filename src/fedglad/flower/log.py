@@ -3,16 +3,13 @@
 import logging
 from typing import Any
 
-_flower, _ours = logging.getLogger("flwr"), logging.getLogger("fedglad")
+_flower, _fedglad = logging.getLogger("flwr"), logging.getLogger("fedglad")
 
-
-def info(text: str, *values: Any) -> None:
-    """Logs how a run goes."""
-    _flower.info(text, *values)
+info = _flower.info
 
 
 def warn(text: str, *values: Any) -> None:
-    """Logs what somebody should look at, also in the log of the run's folder, if there is one."""
+    """Logs a warning, also to the run's folder if that has a log."""
     _flower.warning(text, *values)
-    if _ours.handlers:
-        _ours.warning(text, *values)
+    if _fedglad.handlers:
+        _fedglad.warning(text, *values)

@@ -36,9 +36,9 @@ def report_norms(
         return reply
     trained, metrics = reply.content.array_records, reply.content.metric_records
     if len(sent) == len(trained) == len(metrics) == 1:
-        found = _sq_norms(sent[0], next(iter(trained.values())))
-        if found is not None:
-            next(iter(metrics.values()))[NORMS] = found
+        norms = _sq_norms(sent[0], next(iter(trained.values())))
+        if norms is not None:
+            next(iter(metrics.values()))[NORMS] = norms
     return reply
 
 
@@ -46,7 +46,7 @@ def _sq_norms(sent: "Mapping[str, Array]", trained: "Mapping[str, Array]") -> li
     """‖θ − θ_k‖² of each array in float64; None if the two are not of one form."""
     if sent.keys() != trained.keys():
         return None
-    found: list[float] = []
+    norms: list[float] = []
     for name, array in sent.items():
         try:
             before, after = array.numpy(), trained[name].numpy()
@@ -57,8 +57,8 @@ def _sq_norms(sent: "Mapping[str, Array]", trained: "Mapping[str, Array]") -> li
         floating = np.issubdtype(before.dtype, np.floating)
         if floating != np.issubdtype(after.dtype, np.floating):
             return None
-        found.append(_distance_sq(before.reshape(-1), after.reshape(-1)) if floating else 0.0)
-    return found
+        norms.append(_distance_sq(before.reshape(-1), after.reshape(-1)) if floating else 0.0)
+    return norms
 
 
 def _distance_sq(a: np.ndarray, b: np.ndarray) -> float:

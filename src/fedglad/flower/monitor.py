@@ -14,12 +14,13 @@ from fedglad.core.validate import Guard
 from fedglad.flower import log
 from fedglad.flower.folder import Folder
 from fedglad.flower.nodes import Directory
-from fedglad.flower.session import Keys, Session, Trained
+from fedglad.flower.session import Session, TrainingResult
+from fedglad.flower.settings import Share
 from fedglad.flower.strategy import EvaluateFn, FedGLAD
 from fedglad.flower.transport import in_order
 from fedglad.samplers.base import Cohort
 
-SEEN = ("configure_train", "aggregate_train", "aggregate_evaluate")
+OBSERVED = ("configure_train", "aggregate_train", "aggregate_evaluate")
 
 
 class Monitor(Strategy):
@@ -50,13 +51,11 @@ class Monitor(Strategy):
         self.adapter, self.guard = adapter, guard
         self.buffers = None if buffers is None else tuple(buffers)
         self.folder = Folder(checkpoint_dir, resumable=False)
-        self.keys = Keys(
-            weight=weighted_by_key or getattr(inner, "weighted_by_key", "num-examples")
-        )
+        self.weight_key = weighted_by_key or getattr(inner, "weighted_by_key", "num-examples")
         self.records: list[dict[str, Any]] = []
         self.session: Session | None = None
         self._asked: tuple[Cohort, list[Message]] | None = None
-        self._open: tuple[Trained, float] | None = None  # a round that is not yet evaluated
+        self._open: tuple[TrainingResult, float] | None = None  # a round not yet evaluated
         self._metrics: dict[str, MetricRecord | None] = {}
         self._begun = 0.0
         self._inner: dict[str, Any] = {}
@@ -82,32 +81,24 @@ class Monitor(Strategy):
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
         """As the inner strategy's."""
-        evaluate_fn = evaluate_fn and self._noting(evaluate_fn)
-        given = (
-            grid,
-            initial_arrays,
-            num_rounds,
-            timeout,
-            train_config,
-            evaluate_config,
-            evaluate_fn,
-        )
+        tested = evaluate_fn and self._recording(evaluate_fn)
+        args = (grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, tested)
         try:
             self.session = self._begin(initial_arrays)
         except Exception as error:
             log.warn("Monitor: this model cannot be measured: %r", error)
-            return self.inner.start(*given)
+            return self.inner.start(*args)
         with self.folder.open(self.session, num_rounds) as self.records:
-            own = vars(self.inner)
-            before = {name: own[name] for name in SEEN if name in own}
-            self._inner = {name: getattr(self.inner, name) for name in SEEN}
-            own.update({name: getattr(self, name) for name in SEEN})
+            attributes = vars(self.inner)
+            before = {name: attributes[name] for name in OBSERVED if name in attributes}
+            self._inner = {name: getattr(self.inner, name) for name in OBSERVED}
+            attributes.update({name: getattr(self, name) for name in OBSERVED})
             try:
-                result = self.inner.start(*given)
+                result = self.inner.start(*args)
             finally:
-                for name in SEEN:
-                    del own[name]
-                own.update(before)
+                for name in OBSERVED:
+                    del attributes[name]
+                attributes.update(before)
                 self._close_round()
             self.folder.finish()
         return result
@@ -117,8 +108,7 @@ class Monitor(Strategy):
     ) -> Iterable[Message]:
         """The inner strategy's messages."""
         self._close_round()
-        found = self._of_inner("configure_train")(server_round, arrays, config, grid)
-        messages = list(found)
+        messages = list(self._of_inner("configure_train")(server_round, arrays, config, grid))
         try:
             self._expect(server_round, arrays, grid, messages)
         except Exception as error:
@@ -135,7 +125,7 @@ class Monitor(Strategy):
         except Exception as error:
             log.warn("Monitor: round %d cannot be measured: %r", server_round, error)
         arrays, metrics = self._of_inner("aggregate_train")(server_round, replies)
-        self._note("train", metrics)
+        self._record("train", metrics)
         return arrays, metrics
 
     def configure_evaluate(
@@ -148,9 +138,9 @@ class Monitor(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """The inner strategy's metrics."""
-        found = self._of_inner("aggregate_evaluate")(server_round, replies)
-        self._note("evaluate", found)
-        return found
+        metrics = self._of_inner("aggregate_evaluate")(server_round, replies)
+        self._record("evaluate", metrics)
+        return metrics
 
     def _expect(
         self, server_round: int, arrays: ArrayRecord, grid: Grid, messages: list[Message]
@@ -161,8 +151,8 @@ class Monitor(Strategy):
         session.take_over(arrays)
         session.t = server_round - 1
         if session.directory.kind == "auto":
-            named = all(info.name for info in grid.get_nodes())
-            session.directory = Directory("name" if named else "id")
+            all_named = all(info.name for info in grid.get_nodes())
+            session.directory = Directory("name" if all_named else "id")
         session.directory.refresh(grid, 0.0)
         clients = {node: client for client, node in session.directory.online.items()}
         asked = [m for m in messages if m.metadata.dst_node_id in clients]
@@ -170,23 +160,23 @@ class Monitor(Strategy):
         self._asked, self._begun = (Cohort(ids), asked), perf_counter()
 
     def _measure(self, replies: list[Message]) -> None:
-        """One step of our own server, of which only the record is kept."""
+        """One step of fedglad's server, of which only the record is kept."""
         if self._asked is None or self.session is None:
             return
         (cohort, messages), self._asked = self._asked, None
-        trained = self.session.aggregate(cohort, in_order(messages, replies), 0.0)
-        self._open = trained, perf_counter() - self._begun
+        result = self.session.aggregate(cohort, in_order(messages, replies), 0.0)
+        self._open = result, perf_counter() - self._begun
         self.records.append({})
-        self._note("train", None)
-        if trained.alarm:
-            log.warn("Round %d: %s", self.session.t + 1, trained.alarm)
+        self._record("train", None)
+        if result.alarm:
+            log.warn("Round %d: %s", self.session.t + 1, result.alarm)
 
-    def _note(self, part: str, metrics: MetricRecord | None) -> None:
+    def _record(self, part: str, metrics: MetricRecord | None) -> None:
         """Writes what is known by now into the round's record."""
         if self._open is not None and self.session is not None:
-            trained, seconds = self._open
+            result, seconds = self._open
             self._metrics[part] = metrics
-            self.records[-1] = self.session.line(trained, self._metrics, {"train": seconds})
+            self.records[-1] = self.session.line(result, self._metrics, {"train": seconds})
 
     def _close_round(self) -> None:
         """Writes the round that was open to the folder, now that it was also evaluated."""
@@ -197,21 +187,27 @@ class Monitor(Strategy):
             log.warn("Monitor: the round could not be written: %r", error)
         self._open, self._metrics = None, {}
 
-    def _noting(self, evaluate_fn: EvaluateFn) -> EvaluateFn:
-        """The user's function, whose answer is also kept."""
+    def _recording(self, evaluate_fn: EvaluateFn) -> EvaluateFn:
+        """The user's function, whose result is also recorded."""
 
-        def noting(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
             metrics = evaluate_fn(server_round, arrays)
             if server_round:
-                self._note("server", metrics)
+                self._record("server", metrics)
             return metrics
 
-        return noting
+        return evaluate
 
     def _of_inner(self, name: str) -> Any:
-        """The inner strategy's own method, whose place ours takes while it runs."""
+        """The inner strategy's method, whose place ours takes while it runs."""
         return self._inner.get(name) or getattr(self.inner, name)
 
     def _begin(self, arrays: ArrayRecord) -> Session:
-        settings = {"adapter": self.adapter, "buffers": self.buffers, "guard": self.guard}
-        return Session(arrays, settings, directory=Directory("auto"), keys=self.keys)
+        return Session(
+            arrays,
+            sampler=Share(),
+            weight_key=self.weight_key,
+            adapter=self.adapter,
+            buffers=self.buffers,
+            guard=self.guard,
+        )

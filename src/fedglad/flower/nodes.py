@@ -4,7 +4,7 @@ import hashlib
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -56,18 +56,18 @@ class Directory:
     def __init__(self, by: Kind = "auto") -> None:
         if by not in KINDS:
             raise ValueError(f"nodes={by!r}: choose from {', '.join(KINDS)}")
-        self.asked: str = by
+        self.setting: str = by
         self.kind: str = by
         self.names: list[int | str] = []
         self.count = 0
-        self.expected = 0  # nodes that a run had which is gone on with
+        self.expected = 0  # nodes that were connected when a resumed run was saved
         self.online: dict[int, int] = {}
         self._places: dict[int, int] = {}  # node id to client
         self._sizes: dict[int, int] = {}  # of clients, where known
         self._answers: dict[int, Mapping[str, Any]] = {}  # by node id
         self._tries = Counter[int]()
         self._looks = 0
-        self._unnamed: set[int] = set()  # nodes of which it was said that they are left out
+        self._unnamed: set[int] = set()  # nodes that the log already says are left out
 
     def state(self) -> dict[str, Any]:
         """What a restart must know, as JSON types."""
@@ -89,19 +89,19 @@ class Directory:
         return len(self.names)
 
     def name(self, client: int) -> int | str:
-        """Under which name a client is in the records."""
+        """The client's name in the records."""
         return client if self.kind == "partition-id" else self.names[client]
 
     def refresh(self, grid: Grid, timeout: float) -> None:
-        """Looks who is connected."""
+        """Finds out which nodes are connected, and which clients they are."""
         self._looks += 1
-        found = {info.node_id: info for info in grid.get_nodes()}
-        self._places = {node: k for node, k in self._places.items() if node in found}
-        new = [info for node, info in found.items() if node not in self._places]
+        connected = {info.node_id: info for info in grid.get_nodes()}
+        self._places = {node: k for node, k in self._places.items() if node in connected}
+        new = [info for node, info in connected.items() if node not in self._places]
         if new:
             if self.kind == "auto":
                 self.kind = self._decide(grid, new, timeout)
-            self._admit(self._named(grid, new, timeout))
+            self._admit(self._names_of(grid, new, timeout))
         self.online = {client: node for node, client in self._places.items()}
 
     def size(self, grid: Grid, client: int, timeout: float) -> int:
@@ -112,7 +112,7 @@ class Directory:
             self._ask(grid, list(self.online.values()), timeout)
             sizes = {k: self._answered_size(node) for k, node in self.online.items()}
             known = {k: size for k, size in sizes.items() if size is not None}
-            most = UNUSUAL * statistics.median_high(known.values()) if len(known) > 2 else math.inf
+            most = largest_usual(known.values())
             self._sizes = {k: size for k, size in known.items() if size <= most}
         if client not in self._sizes:
             raise NoSize(client, self.name(client))
@@ -123,56 +123,68 @@ class Directory:
         return int(size) if size is not None and 1 <= size <= 1e15 else None
 
     def _decide(self, grid: Grid, new: Sequence[NodeInfo], timeout: float) -> str:
-        """The first kind that the nodes have, each its own. A key may be made up for this run.
+        """The first kind by which all nodes differ. A key may be made up for this run.
 
         Of partition-ids it is enough if most that answered have one: the others are left out.
         """
-        if _distinct([info.name or None for info in new]):
+        if self._distinct(new, "name"):
             return "name"
         self._ask(grid, [info.node_id for info in new], timeout)
         answered = [info.node_id for info in new if info.node_id in self._answers]
         places = Counter(self._partition(node) for node in answered)
-        own = sum(times == 1 for place, times in places.items() if place is not None)
-        if 2 * own > len(answered):
+        distinct = sum(times == 1 for place, times in places.items() if place is not None)
+        if 2 * distinct > len(answered):
             return "partition-id"
         log.warn(
             "Nodes have no names and do not each tell a partition-id: cohorts are those of this "
             "run alone. Register them by name, or answer %s.",
             HANDLER,
         )
-        return "key" if _distinct([info.public_key or None for info in new]) else "id"
+        return "key" if self._distinct(new, "key") else "id"
 
-    def _named(self, grid: Grid, new: Sequence[NodeInfo], timeout: float) -> dict[int, int | str]:
+    def _distinct(self, nodes: Sequence[NodeInfo], kind: str) -> bool:
+        names = {self._name_of(info, kind) for info in nodes}
+        return None not in names and len(names) == len(nodes)
+
+    def _name_of(self, info: NodeInfo, kind: str) -> int | str | None:
+        if kind == "partition-id":
+            return self._partition(info.node_id)
+        if kind == "key":
+            key = info.public_key
+            return hashlib.sha256(key).hexdigest()[:16] if key else None
+        return info.name or None if kind == "name" else info.node_id
+
+    def _names_of(
+        self, grid: Grid, new: Sequence[NodeInfo], timeout: float
+    ) -> dict[int, int | str]:
         """The names of new nodes, by node id; one that has none is left out."""
         if self.kind == "partition-id":
             self._ask(grid, [info.node_id for info in new], timeout)
-            found = {info.node_id: self._partition(info.node_id) for info in new}
-        elif self.kind == "key":
-            found = {i.node_id: _short(i.public_key) if i.public_key else None for i in new}
-        elif self.kind == "name":
-            found = {info.node_id: info.name or None for info in new}
-        else:
-            found = {info.node_id: info.node_id for info in new}
-        for node, name in found.items():
-            if name is None and node not in self._unnamed:
+        names: dict[int, int | str] = {}
+        for info in new:
+            node, name = info.node_id, self._name_of(info, self.kind)
+            if name is not None:
+                names[node] = name
+            elif node not in self._unnamed:
                 self._unnamed.add(node)
                 log.warn("Node %d has no %s: it is left out", node, self.kind)
-        return {k: name for k, name in found.items() if name is not None}
+        return names
 
-    def _admit(self, named: Mapping[int, int | str]) -> None:
-        if not named and not self.count:
+    def _admit(self, names: Mapping[int, int | str]) -> None:
+        """Gives new nodes, by their names, the places of clients."""
+        if not names and not self.count:
             way_out = f"answer {HANDLER}" if self.kind == "partition-id" else "register it with one"
             raise ValueError(f"nodes={self.kind!r}: no node has a {self.kind}; {way_out}")
-        for name, times in Counter(named.values()).items():
-            if times > 1 and self.asked == self.kind and not self.count:
+        for name, times in Counter(names.values()).items():
+            if times > 1 and self.setting == self.kind and not self.count:
                 raise ValueError(
                     f"{times} nodes have the {self.kind} {name!r}: give each its own, or tell them "
                     f"apart otherwise with nodes=..., one of {', '.join(KINDS)}"
                 )
-        self.names += sorted(set(named.values()) - set(self.names), key=str)
+        self.names += sorted(set(names.values()) - set(self.names), key=str)
         by_name = {name: k for k, name in enumerate(self.names)}
         taken = {client: node for node, client in self._places.items()}
-        for node, name in named.items():
+        for node, name in names.items():
             client = int(name) if self.kind == "partition-id" else by_name[name]
             if client in taken:  # until it is gone: nobody takes another's place
                 log.warn("Node %d has the %s %r of node %d", node, self.kind, name, taken[client])
@@ -182,9 +194,9 @@ class Directory:
         self.count = max([self.count, len(self.names), *(k + 1 for k in taken)])
 
     def _partition(self, node: int) -> int | None:
-        found = self._answers.get(node, {}).get("partition-id")
-        usable = isinstance(found, int) and not isinstance(found, bool) and 0 <= found < MOST
-        return found if usable else None
+        place = self._answers.get(node, {}).get("partition-id")
+        usable = isinstance(place, int) and not isinstance(place, bool) and 0 <= place < MOST
+        return place if usable else None
 
     def _ask(self, grid: Grid, nodes: Sequence[int], timeout: float) -> None:
         """Queries nodes that have not answered yet and may."""
@@ -206,9 +218,6 @@ class Directory:
                     self._answers[node] = {}
 
 
-def _distinct(names: Sequence[Any]) -> bool:
-    return None not in names and len(set(names)) == len(names)
-
-
-def _short(key: bytes) -> str:
-    return hashlib.sha256(key).hexdigest()[:16]
+def largest_usual(values: Collection[float]) -> float:
+    """The largest number of samples that can be meant, by those of at least three clients."""
+    return UNUSUAL * statistics.median_high(values) if len(values) > 2 else math.inf

@@ -14,7 +14,7 @@ from fedglad.core.validate import as_number
 from fedglad.flower.mods import NORMS
 from fedglad.records import Update
 
-LONGEST = 500  # letters of what a client says
+LONGEST = 500  # letters that are kept of a client's error
 
 Record = TypeVar("Record", ArrayRecord, MetricRecord)
 
@@ -25,16 +25,10 @@ class Unusable(Exception):
 
 @dataclass(frozen=True)
 class Reply:
-    """What a client said beside its arrays."""
+    """What a client sent beside its arrays."""
 
     metrics: MetricRecord
-    content: RecordDict  # everything but the arrays
-
-    @property
-    def sq_norms(self) -> list[float] | None:
-        """The squared norms that the client reports, if it does."""
-        found = self.metrics.get(NORMS)
-        return [float(value) for value in found] if isinstance(found, list) else None
+    content: RecordDict  # as the user's functions expect it, without the norms that we asked for
 
 
 def read(message: Message | None, waited: float) -> Reply:
@@ -46,6 +40,8 @@ def read(message: Message | None, waited: float) -> Reply:
         raise Unusable(f"the client failed: {reason}")
     rest = RecordDict()
     for name, record in message.content.items():
+        if isinstance(record, MetricRecord) and NORMS in record:
+            record = MetricRecord({k: v for k, v in record.items() if k != NORMS})
         if not isinstance(record, ArrayRecord):
             rest[name] = record
     return Reply(_only(message.content, MetricRecord), rest)
@@ -56,14 +52,14 @@ def _only(content: RecordDict, kind: type[Record]) -> Record:
 
     Not by `content.array_records`: that makes a cycle, and the arrays would live until it is found.
     """
-    found = [record for record in content.values() if isinstance(record, kind)]
-    if len(found) != 1:
-        raise Unusable(f"the reply has {len(found)} {kind.__name__}s: one is expected")
-    return found[0]
+    records = [record for record in content.values() if isinstance(record, kind)]
+    if len(records) != 1:
+        raise Unusable(f"the reply has {len(records)} {kind.__name__}s: one is expected")
+    return records[0]
 
 
 def weight_of(reply: Reply, key: str) -> float:
-    """The client's say; raises Unusable unless it is there, and one number."""
+    """The client's weight; raises Unusable unless it is there, and one positive number."""
     if key not in reply.metrics:
         raise Unusable(f"there is no weight: the MetricRecord has no {key!r}")
     value = reply.metrics[key]
@@ -74,20 +70,20 @@ def weight_of(reply: Reply, key: str) -> float:
 
 
 def update_of(message: Message, reply: Reply, client: int, weight: float) -> Update:
-    """The trained model that a reply brings; its arrays are views of the reply's bytes."""
+    """The trained model of a reply; its arrays are views of the reply's bytes."""
     model = decoded(_only(message.content, ArrayRecord))
     return Update(model=model, weight=weight, client=client, loss=loss_of(reply.metrics))
 
 
 def decoded(record: Mapping[str, Array]) -> dict[str, np.ndarray]:
     """The arrays by name, without a copy; raises Unusable if one cannot be read."""
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for name, array in record.items():
         try:
-            found[name] = _view(array)
+            arrays[name] = _view(array)
         except Exception as error:  # a header is parsed as Python, and fails in as many ways
             raise Unusable(f"the array {name!r} cannot be read: {str(error)[:200]}") from None
-    return found
+    return arrays
 
 
 def _view(array: Array) -> np.ndarray:
@@ -124,9 +120,9 @@ def _first(
 ) -> float | None:
     known = [f"{part}{word}" for word in words for part in ("train_", "train-", "")]
     for name, value in sorted(metrics.items(), key=lambda item: item[0] not in known):
-        named = set(re.split(r"[^a-z]+", name.lower())) & set(words)
+        matches = set(re.split(r"[^a-z]+", name.lower())) & set(words)
         number = None if isinstance(value, list) else as_number(value)
-        if named and number is not None and least <= number <= most:
+        if matches and number is not None and least <= number <= most:
             return number
     return None
 
@@ -143,41 +139,26 @@ def plain(metrics: Mapping[str, object] | None) -> dict[str, object]:
 
 
 def mean_metrics(contents: list[RecordDict], key: str) -> MetricRecord:
-    """The mean of each metric by `key`, over those clients that told it.
+    """The mean of each metric by `key`, over those clients that reported it.
 
     As Flower's `aggregate_metricrecords`, which needs the same metrics of all. One that is a list
     here and a number there has no mean.
     """
-    told: dict[str, list[tuple[Any, float]]] = {}
+    reported: dict[str, list[tuple[Any, float]]] = {}
     for metrics in (_only(content, MetricRecord) for content in contents):
         for name, value in metrics.items():
-            told.setdefault(name, []).append((value, float(cast(float, metrics[key]))))
-    del told[key]
+            reported.setdefault(name, []).append((value, float(cast(float, metrics[key]))))
+    del reported[key]
     means = MetricRecord()
-    for name, found in told.items():
-        values, weights = [np.asarray(value, float) for value, _ in found], [w for _, w in found]
+    for name, pairs in reported.items():
+        values, weights = [np.asarray(value, float) for value, _ in pairs], [w for _, w in pairs]
         if len({value.shape for value in values}) == 1:
             means[name] = np.average(values, axis=0, weights=weights).tolist()
     return means
 
 
-def without_norms(content: RecordDict) -> RecordDict:
-    """The content as the user's functions expect it: without the norms that we asked for."""
-    kept = RecordDict()
-    for key, record in content.items():
-        if isinstance(record, MetricRecord) and NORMS in record:
-            record = MetricRecord({k: v for k, v in record.items() if k != NORMS})
-        kept[key] = record
-    return kept
-
-
-def sent(values: Mapping[str, np.ndarray], order: Iterable[str]) -> ArrayRecord:
-    """A model as Flower sends it, in the order that clients know."""
-    return ArrayRecord({name: Array(np.asarray(values[name], order="C")) for name in order})
-
-
 def rounds_of(
-    found: Iterable[Mapping[str, Any]], part: str, first: int = 1
+    records: Iterable[Mapping[str, Any]], part: str, first: int = 1
 ) -> Iterator[tuple[int, MetricRecord]]:
     """The metrics of recorded rounds, by Flower's count, which begins at 1."""
 
@@ -186,7 +167,7 @@ def rounds_of(
             return [read(entry) for entry in value]
         return math.nan if value is None else value
 
-    for record in found:
+    for record in records:
         if part in record.get("metrics", {}):
             metrics = {name: read(value) for name, value in record["metrics"][part].items()}
             yield record["round"] + first, MetricRecord(metrics)

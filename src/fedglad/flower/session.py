@@ -9,13 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.serverapp import Grid
-from torch import Tensor
 
 from fedglad.core.layout import as_tensor
 from fedglad.flower import log
-from fedglad.flower.nodes import ANSWER_TIMEOUT, UNUSUAL, Directory, NoSize
+from fedglad.flower.mods import NORMS
+from fedglad.flower.nodes import ANSWER_TIMEOUT, Directory, Kind, NoSize, largest_usual
 from fedglad.flower.replies import (
     Reply,
     Unusable,
@@ -24,12 +32,9 @@ from fedglad.flower.replies import (
     loss_of,
     plain,
     read,
-    sent,
     update_of,
     weight_of,
-    without_norms,
 )
-from fedglad.flower.settings import Share
 from fedglad.flower.transport import exchange, wait_for
 from fedglad.optimizers import SGD, Optimizer
 from fedglad.records import Failure, Record, Round, Update
@@ -41,37 +46,24 @@ from fedglad.weights import Samples
 
 
 class Outweighed(Exception):
-    """One of the first round's clients has a weight out of all proportion."""
-
-    def __init__(self, client: int, reason: str) -> None:
-        super().__init__(reason)
-        self.client = client
-
-
-@dataclass(frozen=True, kw_only=True)
-class Keys:
-    """Under which names things are in the messages."""
-
-    weight: str = "num-examples"
-    arrays: str = "arrays"
-    config: str = "config"
+    """A client of the first round has a weight out of all proportion: the client, and why."""
 
 
 @dataclass
-class Trained:
-    """One round of training: the record, what the clients said, and what failed before it."""
+class TrainingResult:
+    """One round of training: the record, the replies, and what earlier attempts failed with."""
 
     record: Record
-    said: dict[int, Reply] = field(default_factory=dict[int, Reply])
-    reasons: list[str] = field(default_factory=list[str])
-    failed: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    replies: dict[int, Reply] = field(default_factory=dict[int, Reply])
     alarm: str | None = None
+    retried: list[str] = field(default_factory=list[str])
+    failed: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     @property
     def contents(self) -> list[RecordDict]:
-        """What the accepted clients said, in the cohort's order."""
+        """The accepted clients' replies, in the cohort's order."""
         accepted = [c["id"] for c in self.record.clients if "rejected" not in c]
-        return [without_norms(self.said[k].content) for k in accepted if k in self.said]
+        return [self.replies[k].content for k in accepted if k in self.replies]
 
 
 class Session(Driver):
@@ -80,20 +72,25 @@ class Session(Driver):
     def __init__(
         self,
         arrays: ArrayRecord,
-        server: Mapping[str, Any],
         *,
-        directory: Directory,
-        keys: Keys,
-        sampler: Sampler = Share(),  # noqa: B008 - frozen
-        seed: int = 0,
-        least: int = 1,
-        report: str = "updates",
+        sampler: Sampler,
+        optimizer: Optimizer = SGD(),  # noqa: B008 - frozen
+        weighting: Samples | None = None,
         rounds: int | None = None,
+        seed: int = 0,
+        nodes: Kind = "auto",
+        weight_key: str = "num-examples",
+        arrays_key: str = "arrays",
+        config_key: str = "config",
+        min_nodes: int = 1,
+        report: str = "updates",
         memories: Path | None = None,
+        **server: Any,
     ) -> None:
-        """`server` are its settings; a schedule ends with the last of `rounds`, where known.
+        """`server` are further settings of the Server.
 
-        `memories` is the folder for what a sampler wants kept, by default a temporary one.
+        A schedule ends with the last of `rounds`, where that is known. `memories` is the folder for
+        what a sampler wants kept, by default a temporary one.
         """
         try:
             values = decoded(arrays)
@@ -104,19 +101,21 @@ class Session(Driver):
                 raise ValueError(
                     f"initial_arrays: {name!r} holds NaN or inf, nothing can be learned"
                 )
-        self.weighting = server.get("weighting") or Samples()
-        self.optimizer: Optimizer = server.get("optimizer") or SGD()
-        settings: dict[str, Any] = {
+        self.optimizer, self.weighting = optimizer, weighting or Samples()
+        made = Server(
+            values,
+            optimizer=optimizer.within(rounds) if rounds else optimizer,
+            weighting=sampler.weighting or self.weighting,
+            distances=sampler.distances,
             **server,
-            "optimizer": self.optimizer.within(rounds) if rounds else self.optimizer,
-            "weighting": sampler.weighting or self.weighting,
-            "distances": sampler.distances,
-        }
-        super().__init__(Server(values, **settings), sampler, seed, memories=memories)
+        )
+        super().__init__(made, sampler, seed, memories=memories)
         self.order = tuple(arrays)
-        self.directory, self.keys, self.least, self.report = directory, keys, least, report
+        self.directory = Directory(nodes)
+        self.weight_key, self.arrays_key, self.config_key = weight_key, arrays_key, config_key
+        self.min_nodes, self.report = min_nodes, report
         self._memo: dict[Any, Any] = {}  # of the pools
-        self._met = False  # whether the nodes of a first round were there
+        self._started = False  # whether the nodes of a first round were there
         self._usual: float | None = None  # weight, if the first round was lost to an unusual one
 
     def transport_state(self) -> dict[str, Any]:
@@ -128,36 +127,42 @@ class Session(Driver):
 
     def arrays(self) -> ArrayRecord:
         """The model as Flower sends it: names, order and dtypes of the initial arrays."""
-        return sent({name: value.numpy() for name, value in self.server.state.items()}, self.order)
+        state = {name: value.numpy() for name, value in self.server.state.items()}
+        return ArrayRecord({n: Array(np.asarray(state[n], order="C")) for n in self.order})
 
     def take_over(self, arrays: ArrayRecord) -> None:
         """Goes on from a model that somebody else has changed."""
         state = self.server.state_dict()
         for name, value in decoded(arrays).items():
             for part in ("params", "buffers"):
-                if (own := state["tensors"].get(f"{part}/{name}")) is not None:
-                    own.copy_(_tensor_like(value, own))
+                if (old := state["tensors"].get(f"{part}/{name}")) is None:
+                    continue
+                if value.shape != old.shape:
+                    raise ValueError(
+                        f"arrays have shape {value.shape} where {tuple(old.shape)} was"
+                    )
+                old.copy_(as_tensor(value))
         self.server.load_state_dict(state)
 
     def wait(self, grid: Grid, timeout: float) -> str | None:
-        """Waits until there are nodes enough; says why if there are not.
+        """Waits until there are enough nodes; returns the reason if there are not.
 
         A run begins when there is a whole cohort, whenever that is; one that goes on waits a while
         for all those it had. Later it goes on with whoever is left, if they are enough.
         """
-        least = wanted = max(self.least, 1)
-        if not self._met:
+        least = wanted = max(self.min_nodes, 1)
+        longest: float | None = timeout
+        if not self._started:
             wanted = max(least, self.sampler.clients_per_round, self.directory.expected)
-        endless = not self._met and not self.directory.expected
-        if not self._met:
             timeout = min(timeout, ANSWER_TIMEOUT)
+            longest = timeout if self.directory.expected else None
         count = 0
-        for count in wait_for(grid, wanted, None if endless else timeout):
+        for count in wait_for(grid, wanted, longest):
             if count < wanted:
                 log.info("Waiting for nodes to connect: %d of %d", count, wanted)
         if count < least:
             return f"{count} nodes are connected, at least {least} are needed"
-        self._met = True
+        self._started = True
         self.directory.refresh(grid, timeout)
         return None if self.directory.online else "no node can be told apart"
 
@@ -198,18 +203,20 @@ class Session(Driver):
     ) -> list[Message]:
         """One message to each client, all with the same content."""
         config = ConfigRecord({**config, "server-round": self.t + 1})
-        content = RecordDict({self.keys.arrays: arrays, self.keys.config: config})
+        content = RecordDict({self.arrays_key: arrays, self.config_key: config})
         return [Message(content, self.directory.online[k], kind) for k in clients]
 
-    def train(self, grid: Grid, config: ConfigRecord, timeout: float, retries: int) -> Trained:
-        """Round t: asks a cohort, and other ones if too few answer well."""
-        reasons: list[str] = []
+    def train(
+        self, grid: Grid, config: ConfigRecord, timeout: float, retries: int
+    ) -> TrainingResult:
+        """Round t: asks a cohort, and other ones if too few replies are good."""
+        retried: list[str] = []
         failed: dict[int, dict[str, Any]] = {}
-        for attempt in range(retries + 1):
+        while True:
             if reason := self.wait(grid, timeout):
-                trained = Trained(Record("skipped", reason))
+                result = TrainingResult(Record("skipped", reason))
                 break
-            cohort = self.choose(grid, timeout, attempt, failed)
+            cohort = self.choose(grid, timeout, len(retried), failed)
             log.info(
                 "Round %d: asked %d of %d nodes",
                 self.t + 1,
@@ -219,39 +226,38 @@ class Session(Driver):
             messages = self.messages(cohort.ids, self.arrays(), config, MessageType.TRAIN)
             replies = exchange(grid, messages, timeout)
             del messages  # and with them the arrays, while replies come in
-            trained = self.aggregate(cohort, replies, timeout)
-            if trained.record.stepped or attempt == retries:
+            result = self.aggregate(cohort, replies, timeout)
+            if result.record.stepped or len(retried) == retries:
                 break
-            log.warn("Round %d is tried again: %s", self.t + 1, trained.record.reason)
-            reasons.append(trained.record.reason or "")
-            failed |= {c["id"]: c for c in trained.record.clients if "rejected" in c}
-        else:
-            raise AssertionError("there is always a last attempt")
-        trained.reasons, trained.failed = reasons, list(failed.values())
-        return trained
+            log.warn("Round %d is tried again: %s", self.t + 1, result.record.reason)
+            retried.append(result.record.reason or "")
+            failed |= {c["id"]: c for c in result.record.clients if "rejected" in c}
+        result.retried, result.failed = retried, list(failed.values())
+        return result
 
     def aggregate(
-        self, cohort: Cohort, replies: Iterator[Message | None], waited: float
-    ) -> Trained:
+        self, cohort: Cohort, messages: Iterator[Message | None], waited: float
+    ) -> TrainingResult:
         """One step by the replies, which come in the cohort's order."""
-        said: dict[int, Reply] = {}
-        updates = self._updates(cohort, replies, waited, said)
-        norms = partial(self._reported, said) if self.report == "norms" else None
+        replies: dict[int, Reply] = {}
+        updates = self._updates(cohort, messages, waited, replies)
+        norms = partial(self._reported_norms, replies) if self.report == "norms" else None
         population = self.directory.population
         try:
             record, alarm = self.step(cohort.ids, updates, population=population, norms=norms)
         except Outweighed as error:  # nothing was changed
-            entry = {"id": error.client, "weight": 0.0, "loss": None, "sq_norm": None}
-            return Trained(Record("skipped", str(error), [{**entry, "rejected": str(error)}]))
+            client, reason = error.args
+            entry = {"id": client, "weight": 0.0, "loss": None, "sq_norm": None}
+            return TrainingResult(Record("skipped", reason, [{**entry, "rejected": reason}]))
         for client in record.clients:
             if "rejected" in client:
                 name = self.directory.name(client["id"])
                 log.warn("Round %d: client %s left out: %s", self.t + 1, name, client["rejected"])
-        return Trained(record, said, alarm=alarm)
+        return TrainingResult(record, replies, alarm)
 
     def line(
         self,
-        trained: Trained,
+        result: TrainingResult,
         metrics: Mapping[str, MetricRecord | None],
         seconds: dict[str, float],
     ) -> dict[str, Any]:
@@ -260,24 +266,24 @@ class Session(Driver):
         line = Round(
             self.t,
             (),
-            trained.record,
+            result.record,
             test_loss=next((x for x in map(loss_of, tested) if x is not None), None),
             test_accuracy=next((x for x in map(accuracy_of, tested) if x is not None), None),
-            alarm=trained.alarm,
+            alarm=result.alarm,
             seconds=seconds,
         ).to_dict()
-        again = {entry["id"] for entry in trained.record.clients}
-        failed = [c for c in trained.failed if c["id"] not in again]
-        entries = [*failed, *trained.record.clients]
+        again = {entry["id"] for entry in result.record.clients}
+        failed = [c for c in result.failed if c["id"] not in again]
+        entries = [*failed, *result.record.clients]
         line["clients"] = [{**e, "id": self.directory.name(e["id"])} for e in entries]
-        line["attempts"] = 1 + len(trained.reasons)
-        if trained.reasons:
-            line["retried"] = trained.reasons
-        known = {part: found for part, found in metrics.items() if found is not None}
-        line["metrics"] = {part: plain(found) for part, found in known.items()}
+        line["attempts"] = 1 + len(result.retried)
+        if result.retried:
+            line["retried"] = result.retried
+        known = {part: values for part, values in metrics.items() if values is not None}
+        line["metrics"] = {part: plain(values) for part, values in known.items()}
         return line
 
-    def evaluators(self, grid: Grid, timeout: float, fraction: float, least: int) -> list[int]:
+    def evaluators(self, grid: Grid, fraction: float, least: int, timeout: float) -> list[int]:
         """Who tests the model: a share of the connected, at least so many, drawn by the round."""
         self.directory.refresh(grid, timeout)
         online = sorted(self.directory.online)
@@ -285,35 +291,34 @@ class Session(Driver):
         return stream(self.seed, "evaluators", self.t).choice(online, r, replace=False).tolist()
 
     def evaluations(
-        self, clients: Sequence[int], replies: Iterator[Message | None], waited: float
+        self, clients: Sequence[int], messages: Iterator[Message | None], waited: float
     ) -> list[RecordDict]:
-        """What those said who tested the model and can be understood."""
-        found: dict[int, tuple[float, RecordDict]] = {}
-        for client, message in zip(clients, replies, strict=True):
+        """The usable replies of those who tested the model."""
+        usable: list[tuple[float, RecordDict]] = []
+        for client, message in zip(clients, messages, strict=True):
             try:
                 reply = read(message, waited)
-                found[client] = weight_of(reply, self.keys.weight), reply.content
+                usable.append((weight_of(reply, self.weight_key), reply.content))
             except Unusable as reason:
                 name = self.directory.name(client)
                 log.warn("Round %d: client %s did not evaluate: %s", self.t + 1, name, reason)
-        weights = [weight for weight, _ in found.values()]
-        most = UNUSUAL * statistics.median_high(weights) if len(found) > 2 else math.inf
-        return [content for weight, content in found.values() if weight <= most]
+        most = largest_usual([weight for weight, _ in usable])
+        return [content for weight, content in usable if weight <= most]
 
     def _updates(
         self,
         cohort: Cohort,
-        replies: Iterator[Message | None],
+        messages: Iterator[Message | None],
         waited: float,
-        said: dict[int, Reply],
+        replies: dict[int, Reply],
     ) -> Iterator[Update | Failure]:
-        """The cohort's updates; each is let go before the next is pulled."""
+        """The cohort's updates, each let go before the next is pulled; `replies` gets the rest."""
         weights: dict[int, float] = {}
         for k, client in enumerate(cohort.ids):
-            message = next(replies)
+            message = next(messages)
             try:
-                reply = said[client] = read(message, waited)
-                weight = weights[client] = weight_of(reply, self.keys.weight)
+                reply = replies[client] = read(message, waited)
+                weight = weights[client] = weight_of(reply, self.weight_key)
                 if reason := self._unusual(weight, self._usual):
                     raise Unusable(reason)
                 if cohort.weights is not None:
@@ -325,48 +330,43 @@ class Session(Driver):
             del message
             yield update
             del update
-        self._compare(weights)
-
-    def _unusual(self, weight: float, usual: float | None) -> str | None:
-        """Why a weight cannot be meant. Once a round has stepped, the server's guard knows."""
-        guard = self.server.guard
-        if self.server.round or not guard or not usual or weight <= guard.weight * usual:
-            return None
-        return f"weight {weight:.4g} is more than {guard.weight:g} times the median {usual:.4g}"
-
-    def _compare(self, weights: Mapping[int, float]) -> None:
-        """In the first round the cohort is all there is to compare with."""
+        # In the first round the cohort is all there is to compare with.
         median = statistics.median_high(weights.values()) if len(weights) > 2 else None
         for client, weight in weights.items():
             if self._usual is None and (reason := self._unusual(weight, median)):
                 self._usual = median
                 raise Outweighed(client, reason)
 
-    def _reported(self, said: Mapping[int, Reply], update: Update | Failure) -> list[float] | None:
+    def _unusual(self, weight: float, usual: float | None) -> str | None:
+        """Why a weight is not accepted. Once a round has stepped, the server's guard decides."""
+        guard = self.server.guard
+        if self.server.round or not guard or not usual or weight <= guard.weight * usual:
+            return None
+        return f"weight {weight:.4g} is more than {guard.weight:g} times the median {usual:.4g}"
+
+    def _reported_norms(
+        self, replies: Mapping[int, Reply], update: Update | Failure
+    ) -> list[float] | None:
         """The squared norms of the parameters, of those of all arrays that a client reports."""
         if isinstance(update, Failure) or not isinstance(update.client, int):
             return None
-        norms = said[update.client].sq_norms
-        if norms is None or len(norms) != len(self.order):
-            return norms  # of which it will be said that they are too few or too many
+        reported = replies[update.client].metrics.get(NORMS)
+        if not isinstance(reported, list):
+            return None
+        norms = [float(value) for value in reported]
+        if len(norms) != len(self.order):
+            return norms  # the server rejects them
         by_name = dict(zip(self.order, norms, strict=True))
         return [by_name[name] for name in self.server.layout.names]
 
     def _losses(self, grid: Grid, clients: Sequence[int], timeout: float) -> list[float]:
         """The loss at θ of clients, NaN where it cannot be had."""
         messages = self.messages(clients, self.arrays(), ConfigRecord(), MessageType.EVALUATE)
-        found: list[float] = []
+        losses: list[float] = []
         for message in exchange(grid, messages, timeout):
             try:
                 loss = loss_of(read(message, timeout).metrics)
             except Unusable:
                 loss = None
-            found.append(float("nan") if loss is None else loss)
-        return found
-
-
-def _tensor_like(value: np.ndarray, own: Tensor) -> Tensor:
-    found = as_tensor(value)
-    if found.shape != own.shape:
-        raise ValueError(f"arrays have shape {tuple(found.shape)} where {tuple(own.shape)} was")
-    return found
+            losses.append(math.nan if loss is None else loss)
+        return losses

@@ -20,7 +20,7 @@ from fedglad.flower import log
 from fedglad.flower.folder import Folder
 from fedglad.flower.nodes import Directory, Kind
 from fedglad.flower.replies import mean_metrics, rounds_of
-from fedglad.flower.session import Keys, Session, Trained
+from fedglad.flower.session import Session, TrainingResult
 from fedglad.flower.settings import Share
 from fedglad.flower.transport import exchange, in_order
 from fedglad.optimizers import SGD, Optimizer
@@ -167,31 +167,28 @@ class FedGLAD(Strategy):
         malloc.give_back()  # glibc keeps 5 MB for each of Flower's threads: a sixth of the peak
         session = self.session = self._begin(initial_arrays, num_rounds, self.checkpoint_dir)
         folder = Folder(self.checkpoint_dir)
+        waited = self.round_timeout or timeout
         with closing(session), folder.open(session, num_rounds) as self.records:
-            result = self._result(session)
-            first = evaluate_fn(0, session.arrays()) if evaluate_fn and not session.t else None
-            if first is not None:
-                result.evaluate_metrics_serverapp[0] = first
+            initial = evaluate_fn(0, session.arrays()) if evaluate_fn and not session.t else None
             for t in range(session.t, num_rounds):
                 log.info("[ROUND %d/%d]", t + 1, num_rounds)
                 begin = perf_counter()
-                trained = self._train(session, grid, train_config or ConfigRecord(), timeout)
-                metrics = {"initial": first} if t == 0 else {}
+                trained = self._train(session, grid, train_config or ConfigRecord(), waited)
+                metrics = {"initial": initial} if t == 0 else {}
                 metrics["train"] = self._averaged(trained.contents, "train")
                 middle = perf_counter()
                 if self.fraction_evaluate:
                     config = evaluate_config or ConfigRecord()
-                    metrics["evaluate"] = self._evaluate(session, grid, config, timeout)
+                    metrics["evaluate"] = self._evaluate(session, grid, config, waited)
                 if evaluate_fn:
                     metrics["server"] = evaluate_fn(t + 1, session.arrays())
                 seconds = {"train": middle - begin, "test": perf_counter() - middle}
-                self._note(session, trained, metrics, seconds)
+                self._record(session, trained, metrics, seconds)
                 folder.write(self.records[-1], session)
-            self._conclude(session, num_rounds)
+            self._conclude(num_rounds)
             if num_rounds:
                 folder.finish()
-            result = self._result(session, result)
-        return result
+            return self._result(session, initial)
 
     # What Flower's own `Strategy.start`, and strategies that wrap others, call.
 
@@ -224,7 +221,7 @@ class FedGLAD(Strategy):
             cohort, in_order(messages, replies), self.round_timeout or 3600.0
         )
         metrics = self._averaged(trained.contents, "train")
-        self._note(session, trained, {"train": metrics}, {})
+        self._record(session, trained, {"train": metrics}, {})
         self._given = session.arrays() if trained.record.stepped else None
         return self._given, metrics
 
@@ -235,20 +232,22 @@ class FedGLAD(Strategy):
         if not self.fraction_evaluate:
             return []
         session = self._session(arrays, server_round, take_over=False)
-        clients, messages = self._evaluators(session, grid, arrays, config, 3600.0)
+        waited = self.round_timeout or 3600.0
+        clients = session.evaluators(grid, self.fraction_evaluate, self.min_evaluate_nodes, waited)
+        messages = session.messages(clients, arrays, config, MessageType.EVALUATE)
         self._asked["evaluate"] = Cohort(tuple(clients)), messages
         return messages
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """The metrics of those who could be understood."""
+        """The mean metrics of the usable replies."""
         asked = self._asked.pop("evaluate", None)
         if asked is None or self.session is None:
             return None
         cohort, messages = asked
-        found = self.session.evaluations(cohort.ids, in_order(messages, replies), 0.0)
-        return self._averaged(found, "evaluate")
+        contents = self.session.evaluations(cohort.ids, in_order(messages, replies), 0.0)
+        return self._averaged(contents, "evaluate")
 
     def _begin(
         self,
@@ -256,31 +255,25 @@ class FedGLAD(Strategy):
         rounds: int | None,
         folder: str | PathLike[str] | None = None,
     ) -> Session:
-        """A session at its first round."""
-        settings = {
-            "optimizer": self.optimizer,
-            "adapter": self.adapter,
-            "filter": self.filter,
-            "weighting": self.weighting,
-            "buffers": self.buffers,
-            "guard": self.guard,
-            "min_clients": self.min_clients,
-        }
         return Session(
             arrays,
-            settings,
-            rounds=rounds,
             sampler=self.sampler,
+            optimizer=self.optimizer,
+            weighting=self.weighting,
+            rounds=rounds,
             seed=self.seed,
-            directory=Directory(self.nodes),
-            keys=Keys(
-                weight=self.weighted_by_key,
-                arrays=self.arrayrecord_key,
-                config=self.configrecord_key,
-            ),
-            least=self.min_available_nodes,
+            nodes=self.nodes,
+            weight_key=self.weighted_by_key,
+            arrays_key=self.arrayrecord_key,
+            config_key=self.configrecord_key,
+            min_nodes=self.min_available_nodes,
             report=self.report,
             memories=Path(folder) / "memories" if folder else None,
+            adapter=self.adapter,
+            filter=self.filter,
+            buffers=self.buffers,
+            guard=self.guard,
+            min_clients=self.min_clients,
         )
 
     def _session(
@@ -298,32 +291,21 @@ class FedGLAD(Strategy):
         self.session.t = server_round - 1
         return self.session
 
-    def _train(self, session: Session, grid: Grid, config: ConfigRecord, timeout: float) -> Trained:
-        if not self.fraction_train:
-            session.wait(grid, self.round_timeout or timeout)
-            return Trained(Record("skipped", "fraction_train is 0"))
-        return session.train(grid, config, self.round_timeout or timeout, self.retries)
+    def _train(
+        self, session: Session, grid: Grid, config: ConfigRecord, timeout: float
+    ) -> TrainingResult:
+        if self.fraction_train:
+            return session.train(grid, config, timeout, self.retries)
+        session.wait(grid, timeout)
+        return TrainingResult(Record("skipped", "fraction_train is 0"))
 
     def _evaluate(
         self, session: Session, grid: Grid, config: ConfigRecord, timeout: float
     ) -> MetricRecord | None:
-        waited = self.round_timeout or timeout
-        clients, messages = self._evaluators(session, grid, session.arrays(), config, timeout)
-        found = session.evaluations(clients, exchange(grid, messages, waited), waited)
-        return self._averaged(found, "evaluate")
-
-    def _evaluators(
-        self,
-        session: Session,
-        grid: Grid,
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        timeout: float,
-    ) -> tuple[list[int], list[Message]]:
-        """Who tests the model, and the messages to them."""
-        share, least = self.fraction_evaluate, self.min_evaluate_nodes
-        clients = session.evaluators(grid, self.round_timeout or timeout, share, least)
-        return clients, session.messages(clients, arrays, config, MessageType.EVALUATE)
+        clients = session.evaluators(grid, self.fraction_evaluate, self.min_evaluate_nodes, timeout)
+        messages = session.messages(clients, session.arrays(), config, MessageType.EVALUATE)
+        contents = session.evaluations(clients, exchange(grid, messages, timeout), timeout)
+        return self._averaged(contents, "evaluate")
 
     def _averaged(self, contents: list[RecordDict], what: str) -> MetricRecord | None:
         """The metrics by the user's function; if it fails, training goes on without them."""
@@ -334,10 +316,10 @@ class FedGLAD(Strategy):
             log.warn("%s failed, the round has no such metrics: %r", name, error)
             return None
 
-    def _note(
+    def _record(
         self,
         session: Session,
-        trained: Trained,
+        trained: TrainingResult,
         metrics: dict[str, MetricRecord | None],
         seconds: dict[str, float],
     ) -> None:
@@ -345,13 +327,13 @@ class FedGLAD(Strategy):
         self.records.append(session.line(trained, metrics, seconds))
         session.t += 1
         record, accuracy = trained.record, self.records[-1]["test_accuracy"]
-        said = [record.status if record.gsi_all is None else f"GSI {record.gsi_all:.3f}"]
-        said += [] if accuracy is None else [f"accuracy {100 * accuracy:.2f} %"]
-        said += [text for text in (record.reason, trained.alarm) if text]
-        log.info("\t└──> %s", ", ".join(said))
+        parts = [record.status if record.gsi_all is None else f"GSI {record.gsi_all:.3f}"]
+        parts += [] if accuracy is None else [f"accuracy {100 * accuracy:.2f} %"]
+        parts += [text for text in (record.reason, trained.alarm) if text]
+        log.info("\t└──> %s", ", ".join(parts))
 
-    def _conclude(self, session: Session, rounds: int) -> None:
-        """What must not go unsaid at the end."""
+    def _conclude(self, rounds: int) -> None:
+        """Logs how the run went; raises if no round was trained."""
         skipped = [r for r in self.records if r["status"] == "skipped"]
         rejected = sum("rejected" in c for r in self.records for c in r["clients"])
         flagged = [r["round"] + 1 for r in self.records if r["alarm"]]
@@ -373,10 +355,12 @@ class FedGLAD(Strategy):
                 "choose another checkpoint_dir"
             )
 
-    def _result(self, session: Session, result: Result | None = None) -> Result:
+    def _result(self, session: Session, initial: MetricRecord | None) -> Result:
         """What Flower calls the result: the model, and the metrics of all rounds."""
-        result = result or Result()
+        result = Result()
         result.arrays = session.arrays()
+        if initial is not None:
+            result.evaluate_metrics_serverapp[0] = initial
         result.train_metrics_clientapp.update(rounds_of(self.records, "train"))
         result.evaluate_metrics_clientapp.update(rounds_of(self.records, "evaluate"))
         result.evaluate_metrics_serverapp.update(rounds_of(self.records, "initial", first=0))

@@ -15,37 +15,29 @@ def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterato
     Each is pulled when it is asked for: those of others wait in the SuperLink, so the memory here
     is that of one reply. All have the same time, counted from now.
     """
-    places = _push(grid, messages)
-    deadline = time.monotonic() + timeout
-    return _pull(grid, places, deadline)
+    sent: list[str | None] = list(grid.push_messages(messages))  # ids; None: refused
+    if len(sent) != len(messages):  # some grids leave out what was refused
+        ids = [message.metadata.message_id for message in messages]
+        sent = [message_id if message_id in sent else None for message_id in ids]
+    return _pull(grid, sent, time.monotonic() + timeout)
 
 
-def _push(grid: Grid, messages: Sequence[Message]) -> list[str | None]:
-    """The messages' ids; None for one that was not taken."""
-    taken: list[str | None] = list(grid.push_messages(messages))
-    if len(taken) != len(messages):  # some grids leave out what was refused
-        taken = [
-            m.metadata.message_id if m.metadata.message_id in taken else None for m in messages
-        ]
-    return taken
-
-
-def _pull(grid: Grid, places: list[str | None], deadline: float) -> Iterator[Message | None]:
-    for place in places:
-        found: list[Message] = []
+def _pull(grid: Grid, sent: list[str | None], deadline: float) -> Iterator[Message | None]:
+    for message_id in sent:
+        replies: list[Message] = []
         pause = SHORTEST
-        while place is not None and not (found := list(grid.pull_messages([place]))):
+        while message_id and not (replies := list(grid.pull_messages([message_id]))):
             left = deadline - time.monotonic()
             if left <= 0:
                 break
             time.sleep(min(pause, left))
             pause = min(1.5 * pause, LONGEST)
-        yield found.pop(0) if found else None  # nothing here keeps it alive
+        yield replies.pop(0) if replies else None  # nothing here keeps it alive
 
 
-def wait_for(grid: Grid, wanted: int, patience: float | None) -> Iterator[int]:
-    """How many nodes are connected, whenever that is news, until they are enough or it is late."""
-    deadline = None if patience is None else time.monotonic() + patience
+def wait_for(grid: Grid, wanted: int, timeout: float | None) -> Iterator[int]:
+    """How many nodes are connected, at every change, until they are enough or time is up."""
+    deadline = None if timeout is None else time.monotonic() + timeout
     before = -1
     while True:
         if (count := len(list(grid.get_node_ids()))) != before:
