@@ -28,7 +28,7 @@ class Update:
     | `delta`  | {name: θ − θ_k}, every parameter (buffers among them are not looked at); |
     |          | or one packed vector, `server.layout.pack({...})` |
     | `model`  | the trained state_dict, parameters and buffers; the server forms the difference |
-    | `weight` | the client's say in the mean, usually its number of samples |
+    | `weight` | the client's weight in the mean, usually its number of samples |
     | `client` | who it was: an int or a string, kept in the record |
     | `steps`, `loss` | local steps taken, mean training loss: kept for methods and the record |
     | `extra`  | a second set of tensors some client methods send (SCAFFOLD's c_k⁺ − c_k) |
@@ -226,16 +226,13 @@ class Round:
 
     def to_dict(self) -> dict[str, Any]:
         """One line of a run's `rounds.jsonl`."""
+        loss = self.test_loss
         return {
             "round": self.t,
             **self.record.to_dict(),
-            "test_loss": None if _diverged(self.test_loss) else self.test_loss,
+            "test_loss": loss if loss is None or math.isfinite(loss) else None,
             "test_accuracy": self.test_accuracy,
             "label_similarity": self.label_similarity,
             "alarm": self.alarm,
             "seconds": self.seconds,
         }
-
-
-def _diverged(loss: float | None) -> bool:
-    return loss is not None and not math.isfinite(loss)

@@ -1,4 +1,4 @@
-"""A dataclass from plain values: pydantic checks their types, we tell mistakes in a sentence."""
+"""A dataclass from plain values: pydantic checks their types, a mistake becomes a sentence."""
 
 import copy
 import inspect
@@ -33,8 +33,8 @@ def build(cls: type, given: Mapping[str, Any], section: str) -> Any:
     except ValidationError as error:
         raise ValueError(_sentence(section, given, error.errors())) from None
     except PydanticUserError as error:
-        said = error.message.partition("\n")[0]
-        raise ValueError(f"[{section}] {cls.__qualname__} cannot be set: {said}") from None
+        reason = error.message.partition("\n")[0]
+        raise ValueError(f"[{section}] {cls.__qualname__} cannot be set: {reason}") from None
 
 
 def settings_of(factory: Callable[..., Any], method: str, source: str) -> type:
@@ -44,26 +44,26 @@ def settings_of(factory: Callable[..., Any], method: str, source: str) -> type:
     was asked for by, "package.module:function".
     """
     parameters = inspect.signature(factory).parameters.values()
-    own = [
+    settable = [
         p
         for p in parameters
         if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         and (p.default is p.empty or isinstance(p.default, PLAIN))
     ]
-    for p in own:
+    for p in settable:
         if p.kind is p.POSITIONAL_ONLY:
             raise TypeError(f"its argument {p.name!r} has no name that could be set")
         if p.name in ("name", "own_function", method):
             raise TypeError(f"its argument {p.name!r} has a name that is taken: call it otherwise")
     target = factory.__init__ if isinstance(factory, type) else factory
     hints = get_type_hints(target, include_extras=True)
-    fields_ = [(p.name, _settable(hints.get(p.name, Any)), _default(p)) for p in own]
+    fields_ = [(p.name, _settable(hints.get(p.name, Any)), _default(p)) for p in settable]
 
     def call(self: Any) -> Any:
-        return factory(**{p.name: getattr(self, p.name) for p in own})
+        return factory(**{p.name: getattr(self, p.name) for p in settable})
 
-    said = inspect.getdoc(factory) or source
-    namespace = {method: call, "__doc__": said, "own_function": source}
+    doc = inspect.getdoc(factory) or source
+    namespace = {method: call, "__doc__": doc, "own_function": source}
     return make_dataclass("Own", fields_, namespace=namespace, frozen=True, kw_only=True)
 
 

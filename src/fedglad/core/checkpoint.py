@@ -90,15 +90,15 @@ def settings(component: Any, registry: dict[str, type]) -> dict[str, Any] | None
     return {"name": names[type(component)], **fields}
 
 
-def build(found: dict[str, Any], registry: dict[str, type]) -> Any:
+def build(saved: dict[str, Any], registry: dict[str, type]) -> Any:
     """The component of `settings`."""
-    fields = {n: tuple(v) if isinstance(v, list) else v for n, v in found.items() if n != "name"}
-    return registry[found["name"]](**fields)
+    fields = {n: tuple(v) if isinstance(v, list) else v for n, v in saved.items() if n != "name"}
+    return registry[saved["name"]](**fields)
 
 
-def require_same_tensors(saved: dict[str, Tensor], own: dict[str, Tensor]) -> None:
-    """Raises unless every tensor is there in its own shape and dtype."""
-    for name, ours in own.items():
+def require_same_tensors(saved: dict[str, Tensor], present: dict[str, Tensor]) -> None:
+    """Raises unless every present tensor was saved, in the same shape and dtype."""
+    for name, ours in present.items():
         if name not in saved:
             raise CheckpointError(f"the state has no tensor {name!r}")
         theirs = saved[name]
@@ -109,17 +109,19 @@ def require_same_tensors(saved: dict[str, Tensor], own: dict[str, Tensor]) -> No
             )
 
 
-def require_same_layout(saved: list[list[Any]], own: list[list[Any]]) -> None:
+def require_same_layout(saved: list[list[Any]], present: list[list[Any]]) -> None:
     """Raises with the first tensor that differs between two layouts."""
-    for theirs, ours in zip(saved, own, strict=False):
+    for theirs, ours in zip(saved, present, strict=False):
         if theirs != ours:
             raise OtherModel(
                 f"the saved state is of another model: it has {_tensor(theirs)} where this model "
                 f"has {_tensor(ours)}"
             )
-    if len(saved) != len(own):
-        more, whose = (saved, "the saved state") if len(saved) > len(own) else (own, "this model")
-        extra = more[min(len(saved), len(own))]
+    if len(saved) != len(present):
+        more, whose = present, "this model"
+        if len(saved) > len(present):
+            more, whose = saved, "the saved state"
+        extra = more[min(len(saved), len(present))]
         raise OtherModel(f"the saved state is of another model: only {whose} has {_tensor(extra)}")
 
 

@@ -131,6 +131,10 @@ class Layout:
             sums[..., self._filled] = np.add.reduceat(rows, self._first_rows, axis=-1)
         return sums
 
+    def named(self, values: np.ndarray) -> dict[str, float]:
+        """One value a tensor, by the tensors' names."""
+        return dict(zip(self.names, values.tolist(), strict=True))
+
     def describe(self) -> list[list[Any]]:
         """[name, shape, dtype, kind] of every tensor, as JSON types."""
         parts = [(self.names, self.shapes, self.dtypes, "parameter")]
@@ -154,8 +158,9 @@ def _blocks(starts: tuple[int, ...], numels: tuple[int, ...], row: int) -> Itera
             yield _block(begin, start, pieces)
             pieces, begin = [], start
         for part in _even(full, row):
-            yield _block(start + part.start, start + part.stop, [Piece(index, part, _zeroed(part))])
-            begin = start + part.stop
+            begin, end = start + part.start, start + part.stop
+            yield _block(begin, end, [Piece(index, part, slice(0, end - begin))])
+            begin = end
         if numel > full:
             at = start + full - begin
             pieces.append(Piece(index, slice(full, numel), slice(at, at + numel - full)))
@@ -179,10 +184,6 @@ def _even(full: int, row: int) -> Iterator[slice]:
     size = -(-full // (count * row)) * row if count else 0
     for k in range(count):
         yield slice(k * size, min((k + 1) * size, full))
-
-
-def _zeroed(part: slice) -> slice:
-    return slice(0, part.stop - part.start)
 
 
 def _block(start: int, stop: int, pieces: list[Piece]) -> Block:

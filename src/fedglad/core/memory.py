@@ -50,8 +50,8 @@ class Memories:
         """Writes what the client would remember of round t; nothing counts before `settle`."""
         path = self._proposal(client, t)
         path.parent.mkdir(parents=True, exist_ok=True)
-        own = {name: vector.contiguous().clone() for name, vector in memory.items()}
-        checkpoint.write(path, own, {}, sync=False)
+        copies = {name: vector.contiguous().clone() for name, vector in memory.items()}
+        checkpoint.write(path, copies, {}, sync=False)
 
     def proposed(self, client: int, t: int) -> Vectors:
         """What the client would remember of round t."""
@@ -96,10 +96,10 @@ class Memories:
         self._versions, self._fresh, self._several = {}, {}, set()
         self._settled = self._saved = t
         for path in sorted(self.folder.glob("*/*"), key=_order):
-            found = _FILE.fullmatch(path.name)
-            if found and int(found[2]) <= t:
-                self._note(int(found[1]), int(found[2]))
-            elif found or _PROPOSAL.fullmatch(path.name):
+            match = _FILE.fullmatch(path.name)
+            if match and int(match[2]) <= t:
+                self._note(int(match[1]), int(match[2]))
+            elif match or _PROPOSAL.fullmatch(path.name):
                 path.unlink()
 
     def close(self) -> None:
@@ -127,5 +127,5 @@ class Memories:
 
 
 def _order(path: Path) -> int:
-    found = _FILE.fullmatch(path.name)
-    return int(found[2]) if found else 0
+    match = _FILE.fullmatch(path.name)
+    return int(match[2]) if match else 0

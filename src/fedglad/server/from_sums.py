@@ -87,9 +87,9 @@ class Collector:
         Weights are relative to the first: with them `step_sums` has the mean of `step` to the bit.
         """
         intake = self._intake
-        names, accepted, total = intake.layout.names, intake.accepted, intake.total.flat
+        layout, accepted, total = intake.layout, intake.accepted, intake.total.flat
         if not accepted:
-            return Sums(total=total, sum_sq=dict.fromkeys(names, 0.0), weight=0, count=0)
+            return Sums(total=total, sum_sq=dict.fromkeys(layout.names, 0.0), weight=0, count=0)
         intake.share([update.raw for update in accepted])
         unit = accepted[0].raw
         relative = np.array([update.raw / unit for update in accepted])
@@ -97,10 +97,10 @@ class Collector:
         sq = np.array([update.sq for update in accepted])
         return Sums(
             total=total,
-            sum_sq=dict(zip(names, (by_weight * sq).sum(axis=0).tolist(), strict=True)),
+            sum_sq=layout.named((by_weight * sq).sum(axis=0)),
             weight=math.fsum(relative),
             count=len(accepted),
-            sum_sq2=dict(zip(names, (by_weight**2 * sq).sum(axis=0).tolist(), strict=True)),
+            sum_sq2=layout.named((by_weight**2 * sq).sum(axis=0)),
             weight_sq=float(relative @ relative),
             buffers=intake.buffers.mean() or None,
             loss=intake.mean_loss(),

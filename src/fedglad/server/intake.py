@@ -309,7 +309,7 @@ class Intake:
     def _reject_values(
         self, sq: np.ndarray, tensors: list[Tensor] | Tensor, what: str = ""
     ) -> None:
-        """Says which tensor it was that has no finite norm."""
+        """Raises Rejected, with the tensor that has no finite norm."""
         first = int(np.flatnonzero(~np.isfinite(sq))[0])
         name = f"{what}{self.layout.names[first]!r}"
         tensor = tensors[first] if isinstance(tensors, list) else tensors
@@ -389,11 +389,7 @@ def statistics(
     """The numbers by the tensors' names; raises Skipped if the mean is not finite."""
     if not np.isfinite(mean_sq).all():
         raise Skipped("the mean of the updates is not finite")
-
-    def named(values: np.ndarray) -> dict[str, float]:
-        return dict(zip(layout.names, values.tolist(), strict=True))
-
-    return Statistics(named(sum_sq), named(sum_sq2), named(mean_sq), weights)
+    return Statistics(layout.named(sum_sq), layout.named(sum_sq2), layout.named(mean_sq), weights)
 
 
 def _entry(client: Client = None, loss: float | None = None) -> dict[str, Any]:

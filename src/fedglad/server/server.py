@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedglad import adapters, filters, optimizers, weights
-from fedglad.adapters import Adapter, AdapterState, Factors
+from fedglad.adapters import Adapter, Factors
 from fedglad.core import checkpoint
 from fedglad.core.aggregate import Sum, norms_sq, products
 from fedglad.core.layout import rounded, split, stretches
@@ -251,6 +251,9 @@ class Server:
 
     def intake(self, total: Sum) -> Intake:
         """What takes in the next round's updates, and adds them to `total`."""
+        model_norm = 0.0
+        if not self._limits.usual_norm:
+            model_norm = math.sqrt(float(norms_sq(self.layout, self._theta).sum()))
         return Intake(
             layout=self.layout,
             filter=self.filter,
@@ -262,7 +265,7 @@ class Server:
             wants_distances=self.distances,
             base=self._received(),
             limits=self._limits.copy(),
-            model_norm=0.0 if self._limits.usual_norm else self._norm(),
+            model_norm=model_norm,
             total=total,
         )
 
@@ -271,9 +274,22 @@ class Server:
 
         Raises Skipped before anything has changed.
         """
-        stats = replace(stats, N=population, direction=self._along(), model_sq=self._model_sq())
-        method_state, shift = self._call_method(intake)
-        factors, adapter_state = self._adapt(stats)
+        layout, mean = self.layout, self._total.flat
+        direction = model_sq = None
+        if self._direction is not None:
+            direction = layout.named(products(layout, mean, self._direction))
+        if self.adapter.needs_model:
+            model_sq = layout.named(norms_sq(layout, self._theta))
+        stats = replace(stats, N=population, direction=direction, model_sq=model_sq)
+        method_state, shift = self._method_state, None
+        if self.method is not None and intake.extra is not None:
+            count = len(intake.accepted)
+            method_state, shift = self.method(mean, intake.extra.flat, count, method_state)
+        factors, adapter_state = self.adapter.adapt(
+            stats, self._groups, self._adapter_state, self.round
+        )
+        if not np.isfinite(factors.scale).all():
+            raise Skipped(f"{self.adapter} gave a factor that is not finite")
 
         self._move(stats, factors, shift)
         self._buffers.update(intake.buffers.mean())
@@ -283,31 +299,6 @@ class Server:
         self._adapter_state = adapter_state
         self.round += 1
         return self._record(intake, stats, factors)
-
-    def _along(self) -> dict[str, float] | None:
-        """⟨ḡ, m⟩ of each tensor, for an adapter that declares a running mean m."""
-        if self._direction is None:
-            return None
-        return self._named(products(self.layout, self._total.flat, self._direction))
-
-    def _model_sq(self) -> dict[str, float] | None:
-        """‖θ‖² of each tensor, for an adapter that needs it."""
-        return self._named(norms_sq(self.layout, self._theta)) if self.adapter.needs_model else None
-
-    def _named(self, values: np.ndarray) -> dict[str, float]:
-        return dict(zip(self.layout.names, values.tolist(), strict=True))
-
-    def _call_method(self, intake: Intake) -> tuple[dict[str, Tensor], Tensor | None]:
-        if self.method is None or intake.extra is None:
-            return self._method_state, None
-        count = len(intake.accepted)
-        return self.method(self._total.flat, intake.extra.flat, count, self._method_state)
-
-    def _adapt(self, stats: Statistics) -> tuple[Factors, AdapterState]:
-        factors, state = self.adapter.adapt(stats, self._groups, self._adapter_state, self.round)
-        if not np.isfinite(factors.scale).all():
-            raise Skipped(f"{self.adapter} gave a factor that is not finite")
-        return factors, state
 
     def _move(self, stats: Statistics, factors: Factors, shift: Tensor | None) -> None:
         """The optimizer's step, block by block in the cache."""
@@ -350,9 +341,6 @@ class Server:
         if self.layout.exact:
             return self._theta
         return self.layout.pack(self.params)
-
-    def _norm(self) -> float:
-        return math.sqrt(float(norms_sq(self.layout, self._theta).sum()))
 
     def _tensors(self) -> dict[str, Tensor]:
         """Every tensor of the state as a named live view, the method's apart."""

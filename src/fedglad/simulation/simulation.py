@@ -57,7 +57,7 @@ class Simulation(Driver):
         self.pool = Pool(
             parts.data.clients,
             parts.data.size,
-            getattr(parts.data, "labels", _unknown),
+            getattr(parts.data, "labels", lambda k: None),
             self.last,
             update_bytes=sum(p.numel() * p.element_size() for p in parts.model.parameters()),
         )
@@ -94,7 +94,7 @@ class Simulation(Driver):
         parts, server = self.parts, self.server
         for t in range(self.t, parts.rounds):
             begin = time.perf_counter()
-            cohort = self.draw(self.pool, self._ask)
+            cohort = self.draw(self.pool, lambda ids: self.engine.losses(ids, server.packed))
             groups = self.engine.train(t, cohort.ids, server.packed, server.sent)
             updates = _weighted(t, groups, cohort.weights)
             record, alarm = self.step(cohort.ids, updates, population=self.pool.clients)
@@ -118,9 +118,6 @@ class Simulation(Driver):
         self.engine.close()
         super().close()
 
-    def _ask(self, clients: list[int]) -> list[float]:
-        return self.engine.losses(clients, self.server.packed)
-
     def _similarity(self, cohort: tuple[int, ...]) -> float | None:
         """The paper's sim_score: cosine of the cohort's merged class counts and everybody's."""
         if self.counts is None or self.everybody is None:
@@ -133,7 +130,7 @@ class Simulation(Driver):
 def _weighted(
     t: int, groups: Iterator[Group], weights: tuple[float, ...] | None
 ) -> Iterator[Group]:
-    """The updates with the cohort's weights; what a failed client said goes to the log."""
+    """The updates with the cohort's weights; a failed client's traceback goes to the log."""
     place = 0
     for group in groups:
         if isinstance(group, Bundle):
@@ -149,10 +146,6 @@ def _weighted(
                 group[k] = replace(update, weight=weights[place + k])
         place += len(group)
         yield group
-
-
-def _unknown(k: int) -> None:
-    return None
 
 
 def _counts(pool: Pool) -> np.ndarray | None:

@@ -63,13 +63,7 @@ class Evaluation:
 
 
 class Engine(Protocol):
-    def train(
-        self,
-        t: int,
-        cohort: Sequence[int],
-        packed: Packed,
-        sent: Memory,
-    ) -> Iterator[Group]:
+    def train(self, t: int, cohort: Sequence[int], packed: Packed, sent: Memory) -> Iterator[Group]:
         """The cohort's updates, in its order."""
         ...
 
@@ -211,20 +205,19 @@ def as_group(
             losses=[report.loss for report in plain],
         )
     rows = zip(clients, deltas[: len(clients)], reports, strict=True)
-    return Several(_update(job, *row) for row in rows)
-
-
-def _update(job: Job, client: int, delta: Tensor, report: Report | Failure) -> Update | Failure:
-    if isinstance(report, Failure):
-        return report
-    return Update(
-        delta,
-        weight=job.data.size(client),
-        client=client,
-        steps=report.steps,
-        loss=report.loss,
-        extra=report.extra,
-        buffers=report.buffers or None,
+    return Several(
+        report
+        if isinstance(report, Failure)
+        else Update(
+            delta,
+            weight=job.data.size(client),
+            client=client,
+            steps=report.steps,
+            loss=report.loss,
+            extra=report.extra,
+            buffers=report.buffers or None,
+        )
+        for client, delta, report in rows
     )
 
 
@@ -238,14 +231,10 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ValueError(f"device = {name!r}: choose auto, cpu, cuda, cuda:1, ...") from None
-    if device.type != "cpu" and (device.index or 0) >= _count(device):
+    count = getattr(getattr(torch, device.type, None), "device_count", lambda: 0)
+    if device.type != "cpu" and (device.index or 0) >= count():
         raise ValueError(f"device = {name!r}: there is none here; choose auto or cpu")
     return device
-
-
-def _count(device: torch.device) -> int:
-    kind = getattr(torch, device.type, None)
-    return kind.device_count() if kind and hasattr(kind, "device_count") else 0
 
 
 def _on(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:

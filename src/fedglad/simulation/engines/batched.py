@@ -29,14 +29,7 @@ from fedglad.clients.workbench import seed_torch
 from fedglad.core.threads import threads
 from fedglad.records import Failure
 from fedglad.rng import stream
-from fedglad.simulation.engines.base import (
-    Call,
-    Group,
-    Packed,
-    Report,
-    Worker,
-    as_group,
-)
+from fedglad.simulation.engines.base import Call, Group, Packed, Report, Worker, as_group
 from fedglad.simulation.engines.samples import Batches, Member, Samples, fetch, size
 from fedglad.simulation.engines.serial import SerialEngine
 
@@ -92,7 +85,7 @@ class BatchedEngine(SerialEngine):
                 raise ValueError(
                     "engine.name = batched puts clients side by side with vmap, which cannot train "
                     "this model: use engine.name = local, which can "
-                    f"({_said(error).partition('. ')[0]})"
+                    f"({_reason(error).partition('. ')[0]})"
                 ) from error
 
     def _try_side_by_side(self, k: int, x: Tensor, y: Tensor) -> None:
@@ -110,17 +103,17 @@ class BatchedEngine(SerialEngine):
         self.bench.load(call.theta, call.buffers)
         self.bench.model.train()
         deltas = self._matrix("deltas", len(clients))
-        found: dict[int, Report | Failure] = {}
+        reports: dict[int, Report | Failure] = {}
         members: list[Member] = []
         samples = fetch(self.job.data, clients)
         for place, (client, data) in enumerate(zip(clients, samples, strict=True)):
             if isinstance(data, Exception):
-                found[place] = _failure(client, data)
+                reports[place] = _failure(client, data)
             else:
                 members.append(Member(place, client, *data, self._batches(call.t, client, data)))
         for alike in self._alike(members):
-            found |= self._try(call, alike, deltas)
-        return as_group(self.job, clients, deltas.cpu(), [found[k] for k in range(len(clients))])
+            reports |= self._try(call, alike, deltas)
+        return as_group(self.job, clients, deltas.cpu(), [reports[k] for k in range(len(clients))])
 
     def _batches(self, t: int, client: int, data: Samples) -> list[np.ndarray | slice]:
         settings, n = self.job.client, size(data)
@@ -152,10 +145,10 @@ class BatchedEngine(SerialEngine):
         except Exception as error:
             if len(members) == 1:
                 return {members[0].place: _failure(members[0].client, error)}
-            found: dict[int, Report | Failure] = {}
+            reports: dict[int, Report | Failure] = {}
             for member in members:
-                found |= self._try(call, [member], deltas)
-            return found
+                reports |= self._try(call, [member], deltas)
+            return reports
 
     def _train(
         self, call: Call, members: list[Member], deltas: Tensor
@@ -193,22 +186,22 @@ class BatchedEngine(SerialEngine):
             for span in bench.frozen:
                 w[now, span] = theta[span]
         delta = torch.sub(theta, w, out=w)
-        found: dict[int, Report | Failure] = {}
+        reports: dict[int, Report | Failure] = {}
         for total, rows in _runs(totals):
             kept, extra = client.finish(delta[rows], total, _rows(memory, rows), call.sent)
             self._remember(call.t, members[rows], kept)
             extra = None if extra is None else extra.expand_as(delta[rows]).clone()
             pairs = zip(members[rows], (losses[rows] / total).tolist(), strict=True)
-            found |= {member.place: Report(total, loss) for member, loss in pairs}
+            reports |= {member.place: Report(total, loss) for member, loss in pairs}
             for row, member in enumerate(
                 members[rows] if bench.buffers or extra is not None else []
             ):
-                report = cast(Report, found[member.place])
+                report = cast(Report, reports[member.place])
                 report.buffers = {n: buffers[n][rows][row].cpu() for n in bench.buffers}
                 report.extra = None if extra is None else extra[row].cpu()
         places = [member.place for member in members]  # only now: `finish` may change a delta
         deltas[slice(None) if places == list(range(len(deltas))) else places] = delta
-        return found
+        return reports
 
     def _gradient(
         self, values: Memory, buffers: Memory, x: Tensor, y: Tensor, weight: Tensor | None
@@ -228,22 +221,24 @@ class BatchedEngine(SerialEngine):
             return {}
         zeros = dict.fromkeys(names, self.bench.zeros.cpu())
         held = [memories.read(m.client, memories.version(m.client)) or zeros for m in members]
-        return {n: torch.stack([own[n] for own in held]).to(self.worker.device) for n in names}
+        return {
+            n: torch.stack([vectors[n] for vectors in held]).to(self.worker.device) for n in names
+        }
 
     def _remember(self, t: int, members: list[Member], memory: Memory) -> None:
         if self.job.memories:
             for row, member in enumerate(members):
-                own = {n: v[row if v.dim() > 1 else ...].cpu() for n, v in memory.items()}
-                self.job.memories.propose(member.client, t, own)
+                vectors = {n: v[row if v.dim() > 1 else ...].cpu() for n, v in memory.items()}
+                self.job.memories.propose(member.client, t, vectors)
 
     def _matrix(self, name: str, k: int) -> Tensor:
         """k rows of memory that is used again in the next group: new pages would cost more."""
-        found = self.matrices.get(name)
-        if found is None or len(found) < k:
+        matrix = self.matrices.get(name)
+        if matrix is None or len(matrix) < k:
             layout = self.bench.layout
-            found = torch.empty(k, layout.size, dtype=layout.dtype, device=layout.device)
-            self.matrices[name] = found
-        return found[:k]
+            matrix = torch.empty(k, layout.size, dtype=layout.dtype, device=layout.device)
+            self.matrices[name] = matrix
+        return matrix[:k]
 
     def _views(self, matrix: Tensor) -> dict[str, Tensor]:
         """The named tensors of a matrix of packed vectors, stacked."""
@@ -315,11 +310,11 @@ def _rows(matrices: Memory, rows: slice) -> Memory:
 
 
 def _failure(client: int, error: Exception) -> Failure:
-    reason = _said(error)
+    reason = _reason(error)
     if "vmap" in reason:
         reason += " (what vmap cannot do, engine.name = local can)"
     return Failure(client, reason, traceback.format_exc())
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

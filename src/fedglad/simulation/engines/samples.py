@@ -1,6 +1,6 @@
 """The samples of many clients, side by side for the batched engine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol, runtime_checkable
@@ -38,11 +38,11 @@ class Member:
 
 
 def fetch(data: Federation, clients: Sequence[int]) -> list[Samples | Exception]:
-    """The clients' samples; where they lie if the data set can tell, else what each gives."""
-    if isinstance(data, Located) and _knows_itself(type(data)):
-        x, y, found = data.locate(clients)
-        return [(x, y, rows) for rows in found]
-    return [_attempt(data.client, client) for client in clients]
+    """The clients' samples; where they lie if the data set knows, else what each gives."""
+    if isinstance(data, Located) and _locates(type(data)):
+        x, y, located = data.locate(clients)
+        return [(x, y, rows) for rows in located]
+    return [_attempt(data, client) for client in clients]
 
 
 class Batches:
@@ -79,9 +79,12 @@ class Batches:
         return x.to(self.device), y.to(self.device), weight
 
 
-def _attempt(ask: Callable[[int], tuple[Tensor, Tensor]], client: int) -> Samples | Exception:
+def _attempt(data: Federation, client: int) -> Samples | Exception:
     try:
-        x, y = (_tensor(part) for part in ask(client))
+        x, y = data.client(client)
+        for part in (x, y):
+            if not isinstance(part, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"the client has a {type(part).__name__}, not a tensor")
         if not len(y):
             raise ValueError("the client has no samples")
         if len(x) < len(y):
@@ -91,14 +94,8 @@ def _attempt(ask: Callable[[int], tuple[Tensor, Tensor]], client: int) -> Sample
         return error
 
 
-def _tensor(part: Any) -> Tensor:
-    if not isinstance(part, Tensor):
-        raise TypeError(f"the client has a {type(part).__name__}, not a tensor")
-    return part
-
-
-def _knows_itself(data: type) -> bool:
-    """Whether `locate` speaks for `client`: not if a subclass has its own client only."""
+def _locates(data: type) -> bool:
+    """Whether `locate` gives what `client` does: not if a subclass has only a new `client`."""
     order = [name for cls in data.__mro__ for name in ("locate", "client") if name in vars(cls)]
     return order[0] == "locate"
 

@@ -26,8 +26,8 @@ class SerialEngine:
         self.deltas = torch.empty(rows, layout.size, dtype=layout.dtype)
 
     def train(self, t: int, cohort: Sequence[int], packed: Packed, sent: Memory) -> Iterator[Group]:
-        own = packed[0].clone(), {name: value.clone() for name, value in packed[1].items()}
-        call = self.worker.call(t, own, sent)
+        copied = packed[0].clone(), {name: value.clone() for name, value in packed[1].items()}
+        call = self.worker.call(t, copied, sent)
         for k in range(0, len(cohort), len(self.deltas)):
             clients = cohort[k : k + len(self.deltas)]
             with threads(1):
