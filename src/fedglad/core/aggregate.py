@@ -176,7 +176,7 @@ def products(layout: Layout, a: Tensor, b: Tensor) -> np.ndarray:
 
 
 def pack(layout: Layout, update: Opened, base: Tensor) -> Tensor:
-    """The update's difference as a packed vector of its own."""
+    """The update's difference as a new packed vector."""
     flat = layout.zeros()
     scratch = torch.empty(min(BLOCK, layout.size), dtype=layout.dtype, device=layout.device)
     for block in layout.blocks:
@@ -187,11 +187,7 @@ def pack(layout: Layout, update: Opened, base: Tensor) -> Tensor:
 
 
 def _read(
-    layout: Layout,
-    block: Block,
-    update: Opened | Tensor,
-    base: Tensor,
-    scratch: Tensor,
+    layout: Layout, block: Block, update: Opened | Tensor, base: Tensor, scratch: Tensor
 ) -> Tensor:
     """The block of an update: the caller's own memory if its form allows, else scratch.
 

@@ -1,4 +1,4 @@
-"""What settings say of a value that they cannot take."""
+"""Checks of the values of settings."""
 
 
 def check(settings: object, **limits: tuple[bool, str]) -> None:

@@ -1,6 +1,6 @@
 """For Flower clients: reports the norms of an update, so that the server needs only sums.
 
-Imports NumPy alone, neither torch nor flwr: a client has what its own app brings.
+Imports NumPy alone, neither torch nor flwr: a client has only what its app installs.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ def report_norms(
 
     It stands first, that is outermost, and so measures what is really sent, clipped and noisy as
     it may be. Arrays that are not floating point count as 0. A reply that is not one ArrayRecord of
-    the arrays sent and one MetricRecord goes on as it is: the server says what is wrong with it.
+    the arrays sent and one MetricRecord goes on as it is: the server records what is wrong with it.
     """
     if msg.metadata.message_type.partition(".")[0] != "train":
         return call_next(msg, ctxt)

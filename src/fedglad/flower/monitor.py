@@ -32,7 +32,7 @@ class Monitor(Strategy):
     fedglad would have rejected, and the factors that the adapter would have used. With
     `checkpoint_dir` they are also written to a folder, for `compare` and `report`.
 
-    It needs no message of its own: clients are named as they were registered, else by node id.
+    It sends no message: clients are named as they were registered, else by node id.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Monitor(Strategy):
     def _expect(
         self, server_round: int, arrays: ArrayRecord, grid: Grid, messages: list[Message]
     ) -> None:
-        """Notes who is asked, and with which model."""
+        """Keeps which clients are asked, and with which model."""
         self._asked = None
         session = self.session = self.session or self._begin(arrays)
         session.take_over(arrays)

@@ -1,4 +1,4 @@
-"""Who is connected, under names that outlive a restart: Flower's own node ids do not."""
+"""Which nodes are connected, by names that outlive a restart: Flower's node ids do not."""
 
 import hashlib
 import math

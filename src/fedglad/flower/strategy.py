@@ -165,7 +165,7 @@ class FedGLAD(Strategy):
         log.info("Starting %s strategy, %d rounds:", type(self).__name__, num_rounds)
         self.summary()
         malloc.give_back()  # glibc keeps 5 MB for each of Flower's threads: a sixth of the peak
-        session = self.session = self._begin(initial_arrays, num_rounds, self.checkpoint_dir)
+        session = self.session = self._begin(initial_arrays, num_rounds)
         folder = Folder(self.checkpoint_dir)
         waited = self.round_timeout or timeout
         with closing(session), folder.open(session, num_rounds) as self.records:
@@ -249,12 +249,9 @@ class FedGLAD(Strategy):
         contents = self.session.evaluations(cohort.ids, in_order(messages, replies), 0.0)
         return self._averaged(contents, "evaluate")
 
-    def _begin(
-        self,
-        arrays: ArrayRecord,
-        rounds: int | None,
-        folder: str | PathLike[str] | None = None,
-    ) -> Session:
+    def _begin(self, arrays: ArrayRecord, rounds: int | None = None) -> Session:
+        """A new session; only where the number of rounds is known does it use a folder."""
+        folder = None if rounds is None else self.checkpoint_dir
         return Session(
             arrays,
             sampler=self.sampler,
@@ -279,13 +276,13 @@ class FedGLAD(Strategy):
     def _session(
         self, arrays: ArrayRecord, server_round: int, *, take_over: bool = True
     ) -> Session:
-        """The session of a loop that is not ours; its model may have been changed by others."""
+        """The session of Flower's loop, in which others may have changed the model."""
         if self.session is None or (take_over and server_round == 1):
             if self.checkpoint_dir is not None:
                 log.warn(
                     "checkpoint_dir is not used: only FedGLAD.start writes and goes on from it"
                 )
-            self.session, self.records = self._begin(arrays, None), []
+            self.session, self.records = self._begin(arrays), []
         elif take_over and arrays is not self._given:
             self.session.take_over(arrays)
         self.session.t = server_round - 1

@@ -1,4 +1,4 @@
-"""Messages out, replies in: one by one, in the order in which they were asked for."""
+"""Sends messages and pulls their replies one by one, in the messages' order."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence

@@ -192,7 +192,7 @@ def _require_usual(intake: Intake, unit: float, weight: float, norm: float) -> N
 
 
 def _reported(sq_norms: Any, names: Sequence[str]) -> np.ndarray:
-    """The squared norms that a client says its update has; raises Rejected."""
+    """The squared norms that a client reports of its update; raises Rejected."""
     if sq_norms is None:
         raise Rejected("no squared norms are reported: the client needs the mod report_norms")
     if not isinstance(sq_norms, Sequence) or isinstance(sq_norms, str | bytes):

@@ -13,6 +13,7 @@ from fedglad import adapters, filters, optimizers, weights
 from fedglad.adapters import Adapter, Factors
 from fedglad.core import checkpoint
 from fedglad.core.aggregate import Sum, norms_sq, products
+from fedglad.core.checkpoint import CheckpointError
 from fedglad.core.layout import rounded, split, stretches
 from fedglad.core.validate import Guard, Limits, as_number
 from fedglad.filters import Filter
@@ -211,7 +212,7 @@ class Server:
             if role not in given:
                 settings = meta[role]["settings"]
                 if settings is None:
-                    raise checkpoint.CheckpointError(
+                    raise CheckpointError(
                         f"{path} was saved with an own {role} ({meta[role]['class']}): "
                         f"pass it again, Server.load(path, model, {role}=...)"
                     )
@@ -222,7 +223,7 @@ class Server:
         known: dict[str, Any] = {"buffers": names, **given}
         try:
             server = cls(model, **known)
-        except ValueError:  # of another model: what differs is said tensor by tensor
+        except ValueError:  # of another model: the error below names the tensor that differs
             server = cls(model, **given)
         server.load_state_dict({**meta, "tensors": tensors})
         return server
@@ -382,22 +383,22 @@ class Server:
 
     def _require_same_make(self, saved: Mapping[str, Any]) -> None:
         if saved.get("version") != checkpoint.VERSION:
-            raise checkpoint.CheckpointError(
-                f"the state has version {saved.get('version')!r}, this fedglad reads "
-                f"{checkpoint.VERSION}"
+            version = f"version {saved.get('version')!r}"
+            raise CheckpointError(
+                f"the state has {version}, this fedglad reads {checkpoint.VERSION}"
             )
         for key in ("layout", "tensors", "round", "gate", "optimizer", "adapter", "weighting"):
             if key not in saved:
-                raise checkpoint.CheckpointError(f"the state has no {key!r}")
+                raise CheckpointError(f"the state has no {key!r}")
         checkpoint.require_same_layout(saved["layout"], self.layout.describe())
         for role in ("optimizer", "adapter", "weighting"):
             theirs, ours = saved[role]["class"], type(getattr(self, role)).__name__
             if theirs != ours:
-                raise checkpoint.CheckpointError(
+                raise CheckpointError(
                     f"the state was saved with {role} {theirs}, this server has {ours}"
                 )
         if tuple(saved["adapter"]["groups"]) != self._groups.labels:
-            raise checkpoint.CheckpointError(
+            raise CheckpointError(
                 f"the state was saved with other groups: {saved['adapter']['groups'][:3]} ... "
                 f"where this server has {list(self._groups.labels[:3])} ..."
             )
@@ -409,8 +410,8 @@ class Server:
         theirs = {name: len(values) for name, values in saved["adapter"]["state"].items()}
         ours = {name: len(values) for name, values in self._adapter_state.items()}
         if theirs != ours:
-            raise checkpoint.CheckpointError(f"the adapter's state is {theirs}, not {ours}")
+            raise CheckpointError(f"the adapter's state is {theirs}, not {ours}")
         if self.method is None and any(name.startswith("method/") for name in saved["tensors"]):
-            raise checkpoint.CheckpointError(
+            raise CheckpointError(
                 "the state has a client method's vectors: give this server its method="
             )
