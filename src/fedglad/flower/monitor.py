@@ -15,7 +15,6 @@ from fedglad.flower import log
 from fedglad.flower.folder import Folder
 from fedglad.flower.nodes import Directory
 from fedglad.flower.session import Session, TrainingResult
-from fedglad.flower.settings import Share
 from fedglad.flower.strategy import EvaluateFn, FedGLAD
 from fedglad.flower.transport import in_order
 from fedglad.samplers.base import Cohort
@@ -205,7 +204,6 @@ class Monitor(Strategy):
     def _begin(self, arrays: ArrayRecord) -> Session:
         return Session(
             arrays,
-            sampler=Share(),
             weight_key=self.weight_key,
             adapter=self.adapter,
             buffers=self.buffers,

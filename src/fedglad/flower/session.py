@@ -35,6 +35,7 @@ from fedglad.flower.replies import (
     update_of,
     weight_of,
 )
+from fedglad.flower.settings import Share
 from fedglad.flower.transport import exchange, wait_for
 from fedglad.optimizers import SGD, Optimizer
 from fedglad.records import Failure, Record, Round, Update
@@ -73,7 +74,7 @@ class Session(Driver):
         self,
         arrays: ArrayRecord,
         *,
-        sampler: Sampler,
+        sampler: Sampler = Share(),  # noqa: B008 - frozen
         optimizer: Optimizer = SGD(),  # noqa: B008 - frozen
         weighting: Samples | None = None,
         rounds: int | None = None,
