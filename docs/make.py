@@ -7,7 +7,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from fedglad.config.catalogue import markdown
+from fedglad.config.catalogue import markdown, settings
 
 HERE = Path(__file__).parent
 
@@ -76,6 +76,8 @@ def api() -> str:
 def _entry(name: str, thing: Any) -> str:
     lines = [f"### {name}", "", f"    {name}{_signature(thing)}", "", _text(thing), ""]
     if isinstance(thing, type):
+        if thing.__module__.startswith("fedglad.models."):  # what is a method is in methods.md
+            lines += settings(thing)
         for method, function in sorted(vars(thing).items()):
             if method.startswith("_") or not (text := _method_text(function)):
                 continue

@@ -65,9 +65,9 @@ def _lines(kind: str) -> dict[str, str]:
         from fedglad.data.partition import REGISTRY
 
         return {name: (cls.__doc__ or "").splitlines()[0] for name, cls in REGISTRY.items()}
-    from fedglad.config.catalogue import rows
+    from fedglad.config.catalogue import lines
 
-    return {row.name: row.line for row in rows(SECTIONS[kind])}
+    return lines(SECTIONS[kind])
 
 
 def _parameters(name: str) -> int:

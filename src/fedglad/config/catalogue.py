@@ -1,8 +1,9 @@
-"""What there is to choose from, told by the classes themselves: `fedglad list`, docs/methods.md."""
+"""What there is to choose from, by the classes' docstrings: `fedglad list`, docs/methods.md."""
 
 import inspect
 import re
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Collection
+from dataclasses import MISSING, fields
 from typing import Any
 
 from fedglad.config.schema import REGISTRIES, find, meanings
@@ -28,26 +29,14 @@ themselves, written by `make docs`. In a configuration a section is `name` and t
 """
 
 
-@dataclass(frozen=True)
-class Row:
-    """A name in a registry, in words."""
-
-    section: str
-    name: str
-    about: str
-    reference: str
-
-    @property
-    def line(self) -> str:
-        """What it is, and where it comes from."""
-        if self.reference.split(",")[0] in self.about:
-            return self.about
-        return f"{self.about.removesuffix('.')} ({self.reference})."
-
-
-def rows(section: str) -> list[Row]:
-    """The rows of a section's registry."""
-    return [_row(section, name) for name in REGISTRIES[section]]
+def lines(section: str) -> dict[str, str]:
+    """Each name of a section's registry with what it is, and where it comes from."""
+    described: dict[str, str] = {}
+    for name in REGISTRIES[section]:
+        about, source = text(section, name).splitlines()[0], reference(text(section, name))
+        named = source.split(",")[0] in about
+        described[name] = about if named else f"{about.removesuffix('.')} ({source})."
+    return described
 
 
 def markdown() -> str:
@@ -59,42 +48,36 @@ def markdown() -> str:
     return "\n".join(parts)
 
 
-def _row(section: str, name: str) -> Row:
-    text = _text(section, name)
-    return Row(section, name, text.splitlines()[0], _reference(text))
-
-
-def _text(section: str, name: str) -> str:
+def text(section: str, name: str) -> str:
     """The class's own docstring: one that it inherits speaks of another."""
     return inspect.cleandoc(find(section, name).__doc__ or name)
 
 
-def _reference(text: str) -> str:
+def reference(text: str) -> str:
     """The first authors and year, and the arXiv number, that a docstring names."""
-    found = [_AUTHORS.search(text), _ARXIV.search(text)]
-    return ", ".join(" ".join(m.group(0).split()) for m in found if m)
+    matches = [_AUTHORS.search(text), _ARXIV.search(text)]
+    return ", ".join(" ".join(match.group(0).split()) for match in matches if match)
+
+
+def settings(cls: type, common: Collection[str] = ()) -> list[str]:
+    """The table of a class's fields, without the rows that are common to others."""
+    texts = meanings(cls)
+    rows = [
+        f"| `{f.name}` | {_default(f)} | {texts.get(f.name, '').replace('|', '/')} |"
+        for f in fields(cls)
+    ]
+    rows = [row for row in rows if row not in common]
+    return ["| setting | default | meaning |", "|---|---|---|", *rows, ""] if rows else []
 
 
 def _chapter(section: str, name: str) -> str:
     first = next(iter(REGISTRIES[section]))
-    common = [] if name == first else _settings(section, first)
-    own = [line for line in _settings(section, name) if line not in common]
-    lines = [f"### {name}", "", _text(section, name), ""]
-    if own:
-        lines += ["| setting | default | meaning |", "|---|---|---|", *own, ""]
+    common = [] if name == first else settings(find(section, first))
+    table = settings(find(section, name), common)
+    parts = [f"### {name}", "", text(section, name), "", *table]
     if common:
-        lines += [f"{'Else' if own else 'Settings'} as `{first}`.", ""]
-    return "\n".join(lines)
-
-
-def _settings(section: str, name: str) -> list[str]:
-    """The rows of the table of a class's fields."""
-    cls = find(section, name)
-    told = meanings(cls)
-    return [
-        f"| `{f.name}` | {_default(f)} | {told.get(f.name, '').replace('|', '/')} |"
-        for f in fields(cls)
-    ]
+        parts += [f"{'Else' if table else 'Settings'} as `{first}`.", ""]
+    return "\n".join(parts)
 
 
 def _default(field: Any) -> str:

@@ -6,6 +6,7 @@ are checked by pydantic from the dataclass, values by the dataclass itself.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import hashlib
 import importlib
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
 from fedglad import adapters, clients, data, filters, models, optimizers, samplers, weights
 from fedglad.config.fit import agree, check
@@ -75,16 +76,18 @@ class Config:
     sections: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
-        for name, least in {"rounds": 1, "eval_every": 1, "checkpoint_every": 1}.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} = {getattr(self, name)!r}: must be {least} or more")
+        for name in _top_fields():
+            value: Any = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ConfigError(f"{name} = {value!r}: must be a whole number")
+            if value < 1 and name != "seed":
+                raise ConfigError(f"{name} = {value!r}: must be 1 or more")
 
     @classmethod
     def of(cls, tree: Mapping[str, Any]) -> Config:
         """From a nested dict, as TOML gives it; what is not named has its default."""
         top = _top_fields()
         _known("", tree, [*top, *REGISTRIES])
-        plain = {name: _typed(f"{name}", int, tree[name]) for name in top if name in tree}
         sections = {name: _section(name, tree.get(name, {})) for name in REGISTRIES}
         if getattr(sections["data"], "partition", None) == "centralised":
             # There is one client then, and it takes part in every round.
@@ -103,7 +106,7 @@ class Config:
         except (ValueError, AttributeError) as error:
             lost = "a class of another kind: " if isinstance(error, AttributeError) else ""
             raise ConfigError(f"{lost}{error}") from None
-        return cls(**plain, sections=sections)
+        return cls(**{name: tree[name] for name in top if name in tree}, sections=sections)
 
     def to_dict(self) -> dict[str, Any]:
         """Every key with its value; what has none (its class decides) is left out."""
@@ -116,19 +119,15 @@ class Config:
 
     def to_toml(self) -> str:
         """The complete file, every field with its meaning."""
-        lines: list[str] = []
-        tree = self.to_dict()
-        help_of = meanings(Config)
-        for key, value in tree.items():
-            if key not in REGISTRIES:
-                lines.append(_line(key, value, help_of.get(key)))
-        for section in REGISTRIES:
+        tree, texts = self.to_dict(), meanings(Config)
+        lines = [_line(name, tree[name], texts.get(name)) for name in _top_fields()]
+        for section, settings in self.sections.items():
             choices = ", ".join(REGISTRIES[section])
             lines += ["", f"[{section}]", _line("name", tree[section]["name"], choices)]
-            help_of = meanings(type(self.sections[section]))
-            for f in fields(self.sections[section]):
+            texts = meanings(type(settings))
+            for f in fields(settings):
                 value = tree[section].get(f.name)
-                line = _line(f.name, value, help_of.get(f.name))
+                line = _line(f.name, value, texts.get(f.name))
                 lines.append(line if value is not None else f"# {line}")
         return "\n".join(lines) + "\n"
 
@@ -172,7 +171,7 @@ class Config:
         return _built("data", self.sections["data"], object)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as what it says: the class made of an own function is no module's."""
+        """Pickled as plain values: a class that was made of a user's function is in no module."""
         return Config.of, (self.to_dict(),)
 
     def hash(self) -> str:
@@ -190,8 +189,8 @@ class Config:
 def load(source: str | Path, overrides: Mapping[str, Any] | None = None) -> tuple[str, Config]:
     """A preset by name or a TOML file by path, with dotted keys set on top; its name and itself."""
     path = Path(source)
-    if str(source) in PRESETS:
-        name, tree = str(source), _copy(PRESETS[str(source)].tree)
+    if preset := PRESETS.get(str(source)):
+        name, tree = str(source), copy.deepcopy(dict(preset.tree))
     elif path.suffix == ".toml":
         if not path.is_file():
             raise ConfigError(f"there is no file {path}")
@@ -205,8 +204,8 @@ def load(source: str | Path, overrides: Mapping[str, Any] | None = None) -> tupl
             "  (fedglad list presets, or a path that ends in .toml)"
         )
     _override(tree, overrides or {})
-    if name in PRESETS and str(source) == name:
-        _tuned(tree, PRESETS[name])
+    if preset:
+        _tuned(tree, preset)
     return name, Config.of(tree)
 
 
@@ -234,19 +233,19 @@ def _override(tree: dict[str, Any], overrides: Mapping[str, Any]) -> None:
         if section not in REGISTRIES:
             close = _closest(section, list(REGISTRIES), after=f".{rest}")
             raise ConfigError(f"unknown key {key!r}{close}")
-        own = tree.setdefault(section, {})
-        if not isinstance(own, dict):
-            raise ConfigError(f"[{section}] is {own!r}: it is a section, give it keys")
-        old = own.get("name", DEFAULTS[section])
+        settings = tree.setdefault(section, {})
+        if not isinstance(settings, dict):
+            raise ConfigError(f"[{section}] is {settings!r}: it is a section, give it keys")
+        old = settings.get("name", DEFAULTS[section])
         if rest == "name" and old != value:
             # Another class: the old one's fields mean nothing to it, but for those in KEEP.
             classes = find(section, str(old)), find(section, str(value))
             kept = {f.name for f in fields(classes[1])} if section in KEEP else set[str]()
             for cls in classes:
                 kept -= set(getattr(cls, "fixed", ()))
-            for field_name in own.keys() - kept:
-                del own[field_name]
-        own[rest] = value
+            for field_name in settings.keys() - kept:
+                del settings[field_name]
+        settings[rest] = value
 
 
 def simulate(
@@ -258,8 +257,9 @@ def simulate(
 ) -> Iterator[Round]:
     """Runs a preset, a TOML file or a Config, and yields each round as it is done.
 
-    `overrides` are dotted keys, {"adapter.name": "none"}. Of own objects, `model` is a module and
-    `data` has clients, size(k), client(k) -> (x, y) and test() -> (x, y).
+    `overrides` are dotted keys, {"adapter.name": "none"}. `model` and `data` take the place of the
+    configuration's: a module, and an object that has clients, size(k), client(k) -> (x, y) and
+    test() -> (x, y).
     """
     from fedglad.simulation.simulation import Simulation
 
@@ -294,15 +294,15 @@ def find(section: str, name: str) -> type:
         )
     module, _, attribute = target.partition(":")
     try:
-        found = getattr(importlib.import_module(module), attribute)
-        if section in FACTORIES and callable(found) and not is_dataclass(found):
-            return settings_of(found, FACTORIES[section], name)
+        loaded = getattr(importlib.import_module(module), attribute)
+        if section in FACTORIES and callable(loaded) and not is_dataclass(loaded):
+            return settings_of(loaded, FACTORIES[section], name)
     except (ImportError, AttributeError, ValueError, TypeError, NameError) as error:
         raise ConfigError(f"{section}.name = {name!r} cannot be loaded: {error}") from None
-    if not (isinstance(found, type) and is_dataclass(found)):
+    if not (isinstance(loaded, type) and is_dataclass(loaded)):
         function = " or a function" if section in FACTORIES else ""
         raise ConfigError(f"{section}.name = {name!r} is not a dataclass{function}")
-    return found
+    return loaded
 
 
 DEFAULTS = {
@@ -323,16 +323,15 @@ def _section(section: str, given: Any) -> Any:
         raise ConfigError(f"[{section}] is {given!r}: it is a section, give it keys")
     name = given.get("name", DEFAULTS[section])
     cls = find(section, str(name))
-    own = {key: value for key, value in given.items() if key != "name"}
-    _known(section, own, [*(f.name for f in fields(cls)), "name"])
+    _known(section, given, [*(f.name for f in fields(cls)), "name"])
     try:
-        return build(cls, own, section)
+        return build(cls, {k: v for k, v in given.items() if k != "name"}, section)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
 
 def _built(section: str, settings: Any, kind: type) -> Any:
-    """What the settings stand for; what goes wrong in a user's own code is told with its place."""
+    """What the settings stand for; an error in a user's own code is reported with its place."""
     name = _name_of(section, type(settings))
     try:
         made = getattr(settings, FACTORIES[section])()
@@ -340,19 +339,13 @@ def _built(section: str, settings: Any, kind: type) -> Any:
         if name in REGISTRIES[section]:
             raise
         at = traceback.extract_tb(error.__traceback__)[-1]
-        said = f"{type(error).__name__}: {error} ({Path(at.filename).name}, line {at.lineno})"
-        raise ConfigError(f"{section}.name = {name!r} failed: {said}") from error
+        cause = f"{type(error).__name__}: {error} ({Path(at.filename).name}, line {at.lineno})"
+        raise ConfigError(f"{section}.name = {name!r} failed: {cause}") from error
     if made is None or not isinstance(made, kind):
         raise ConfigError(
             f"{section}.name = {name!r}: the {section}'s function gave a {type(made).__name__}"
         )
     return made
-
-
-def _typed(key: str, kind: type, value: Any) -> Any:
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise ConfigError(f"{key} = {value!r}: must be a whole number")
-    return value
 
 
 def _known(section: str, given: Mapping[str, Any], valid: list[str]) -> None:
@@ -365,8 +358,8 @@ def _known(section: str, given: Mapping[str, Any], valid: list[str]) -> None:
 
 def _closest(word: str, valid: list[str], *, before: str = "", after: str = "") -> str:
     """The most similar word, as part of a key, or all of them."""
-    begun = [name for name in valid if word and name.startswith(word)]
-    if not (close := begun or difflib.get_close_matches(word, valid, n=1, cutoff=0.5)):
+    longer = [name for name in valid if word and name.startswith(word)]
+    if not (close := longer or difflib.get_close_matches(word, valid, n=1, cutoff=0.5)):
         return f": choose from {', '.join(valid)}"
     return f": did you mean {before + close[0] + after!r}?"
 
@@ -386,11 +379,9 @@ def _name_of(section: str, cls: type) -> str:
 
 def meanings(cls: type) -> dict[str, str]:
     """The text beside each field's type: `lr: Annotated[float, "the server's rate"]`."""
-    hints = get_type_hints(cls, include_extras=True)
-    annotated = {
-        name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Annotated
-    }
-    return {name: args[1] for name, args in annotated.items() if isinstance(args[1], str)}
+    hints = get_type_hints(cls, include_extras=True).items()
+    texts = {name: hint.__metadata__[0] for name, hint in hints if get_origin(hint) is Annotated}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 def _line(key: str, value: Any, meaning: str | None) -> str:
@@ -424,7 +415,3 @@ def _quoted(text: str) -> str:
         return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
     return re.sub(r"[^\x20-\x7e]", escaped, json.dumps(text, ensure_ascii=False))
-
-
-def _copy(tree: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: _copy(v) if isinstance(v, Mapping) else v for k, v in tree.items()}

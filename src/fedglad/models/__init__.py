@@ -4,21 +4,10 @@
 
 May import data, for weights and vectors that are fetched as data sets are, and nothing else.
 
-| name | file | what it is |
-|---|---|---|
-| softmax | `softmax.py` | softmax regression |
-| mlp | `mlp.py` | dense layers with ReLU |
-| cnn | `cnn.py` | the CNN of FedOpt and FedGLAD's MNIST experiments, 1,199,882 parameters |
-| small-cnn | `cnn.py` | a CNN for images of 8×8 pixels, 9,930 parameters |
-| resnet56 | `resnet.py` | the paper's, of bottleneck blocks: 591,322 parameters |
-| resnet56-basic | `resnet.py` | that of He et al., of basic blocks: 853,018 parameters |
-| resnet56-gn | `resnet.py` | `resnet56` with GroupNorm |
-| encoder | `encoder.py` | DistilBERT, MiniLM or another of Hugging Face, for texts; LoRA |
-| bilstm | `bilstm.py` | a BiLSTM over GloVe vectors, for texts |
-
 A model is a frozen dataclass of settings whose `build()` gives the module, initialised from
 torch's generator, and from what was fetched: seed it, and the same model comes out. The modules
-themselves are in `networks/`, so that reading settings loads no torch.
+themselves are in `networks/`, so that reading settings loads no torch. `fedglad list models` has a
+line about each.
 """
 
 from typing import TYPE_CHECKING

@@ -18,14 +18,6 @@ class BiLSTM:
     The second model of FedGLAD's text experiments. As with packed sequences, padding is never
     read. A word without a vector is zeros. 1,456,820 parameters in 10 tensors for vectors of 300
     numbers and 20 classes; the vectors are not among them, and are not sent.
-
-    | field | meaning |
-    |---|---|
-    | `vectors` | GloVe, by the name it has in `fedglad data list` |
-    | `data`, `strip` | the data set whose words they are for: its name and its `strip` |
-    | `hidden` | numbers in the state of a direction |
-    | `dropout` | share left out before the last layer |
-    | `classes` | number of classes |
     """
 
     vectors: Annotated[str, "of the words: glove-6b-300d, or others of `fedglad data list`"] = (

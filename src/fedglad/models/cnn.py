@@ -17,12 +17,6 @@ class FedOptCNN:
 
     Reddi et al. 2021, arXiv:2003.00295, for EMNIST; the CNN of FedGLAD's MNIST experiments. No
     padding; 1,199,882 parameters in 8 tensors for 1×28×28 images and 10 classes.
-
-    | field | meaning |
-    |---|---|
-    | `channels`, `size` | an image has channels × size × size numbers |
-    | `classes` | number of classes |
-    | `dropout` | share left out before the first and before the second dense layer |
     """
 
     channels: Annotated[int, "of the images"] = 1
@@ -46,11 +40,6 @@ class SmallCNN:
     """conv 3×3·16, conv 3×3·32 (both padded), max-pool 2, dense; ReLU between: quick on digits.
 
     9,930 parameters in 6 tensors for 1×8×8 images and 10 classes.
-
-    | field | meaning |
-    |---|---|
-    | `channels`, `size` | an image has channels × size × size numbers |
-    | `classes` | number of classes |
     """
 
     channels: Annotated[int, "of the images"] = 1

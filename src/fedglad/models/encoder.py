@@ -19,15 +19,8 @@ class Encoder:
     22,720,916 parameters in 105 tensors for MiniLM and 20 classes; DistilBERT's encoder has
     66,362,880. The head starts at random. With `lora` (Hu et al. 2021, arXiv:2106.09685) a matrix
     W of queries or values becomes W + BA, with B and A of that rank; only they and the head are
-    trained, all else is constant, and not sent.
-
-    | field | meaning |
-    |---|---|
-    | `source` | minilm, a name of the Hugging Face hub, or a folder with config.json and weights |
-    | `classes` | number of classes |
-    | `mask` | whether padding is left out, and not computed; False: attended, as in the paper |
-    | `lora` | rank of the adapters; 0: all parameters are trained |
-    | `weights` | pretrained, or random: by the encoder's configuration alone |
+    trained, all else is constant, and not sent. A folder has config.json and weights; `random`
+    weights need its config.json alone.
     """
 
     source: Annotated[str, "minilm, a name of the Hugging Face hub, or a folder"] = "minilm"

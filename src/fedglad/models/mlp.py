@@ -17,12 +17,7 @@ class MLP:
     """Dense layers with ReLU between.
 
     The default is the 2NN of McMahan et al. 2017, arXiv:1602.05629, for MNIST: 199,210 parameters.
-
-    | field | meaning |
-    |---|---|
-    | `features` | numbers in one input: 784 for MNIST, 64 for digits, 60 for synthetic |
-    | `hidden` | width of each hidden layer |
-    | `classes` | number of classes |
+    An input has 784 numbers there, 64 in digits and 60 in synthetic.
     """
 
     features: Annotated[int, "inputs"] = 784

@@ -17,14 +17,8 @@ class ResNet56:
 
     3×3 stem of 16, three stages of 6 blocks with 16, 32, 64 planes, each block 1×1, 3×3, 1×1 with
     four times as many outputs, mean over the image, dense: 591,322 parameters in 176 tensors for
-    3 channels and 10 classes. Not the ResNet-56 of He et al., which is `ResNet56Basic`.
-
-    | field | meaning |
-    |---|---|
-    | `channels` | of the images, which may have any size |
-    | `classes` | number of classes |
-    | `blocks` | residual blocks of each stage; a stage halves the image, but for the first |
-    | `width` | planes of the first stage; each further one has twice as many |
+    3 channels and 10 classes. Images may have any size, and each stage but the first halves them.
+    Not the ResNet-56 of He et al., which is `ResNet56Basic`.
     """
 
     channels: Annotated[int, "of the images"] = 3

@@ -15,11 +15,6 @@ if TYPE_CHECKING:
 class SoftmaxRegression:
     """logits = W x + b, starting from zero; inputs of any shape are flattened.
 
-    | field | meaning |
-    |---|---|
-    | `features` | numbers in one input: 60 for synthetic, 64 for digits |
-    | `classes` | number of classes |
-
     >>> list(SoftmaxRegression(features=64).build().state_dict())
     ['weight', 'bias']
     """
