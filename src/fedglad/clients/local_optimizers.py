@@ -22,8 +22,8 @@ def move(client: Plain, w: Tensor, grad: Tensor, slots: Slots, lr: float, step: 
     """One step of the local optimizer in place; on vectors, or on matrices of a row a client."""
     if w.dim() == 1 and len(w) > LONG and w.device.type == "cpu":
         spans = (vector.split(SPAN) for vector in (w, grad, *slots.values()))
-        for own, g, *parts in zip(*spans, strict=True):
-            _move(client, own, g, dict(zip(slots, parts, strict=True)), lr, step)
+        for part, g, *states in zip(*spans, strict=True):
+            _move(client, part, g, dict(zip(slots, states, strict=True)), lr, step)
     else:
         _move(client, w, grad, slots, lr, step)
 

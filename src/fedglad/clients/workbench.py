@@ -54,36 +54,29 @@ class Workbench:
         values, grads = self.layout.views(self.w), self.layout.views(self.grad)
         for name, parameter in model.named_parameters():
             parameter.data, parameter.grad = values[name], grads[name]
-        places = dict(
-            zip(
-                self.layout.names,
-                zip(self.layout.starts, self.layout.numels, strict=True),
-                strict=True,
-            )
-        )
+        trained = {name for name, p in model.named_parameters() if p.requires_grad}
+        layout = self.layout
         self.frozen = [
-            slice(places[name][0], sum(places[name]))
-            for name, parameter in model.named_parameters()
-            if not parameter.requires_grad
+            slice(start, start + count)
+            for name, start, count in zip(layout.names, layout.starts, layout.numels, strict=True)
+            if name not in trained
         ]
-        places_of = [
-            (".".join([*([path] if path else []), name]), module, name, value.clone())
-            for path, module in model.named_modules()
-            for name, value in module.named_buffers(recurse=False)
-        ]
-        self.buffers = {
-            path: (module, name)
-            for path, module, name, _ in places_of
-            if path in self.layout.buffers
-        }
-        self.unsent = [found[1:] for found in places_of if found[0] not in self.buffers]
+        self.buffers: dict[str, tuple[nn.Module, str]] = {}
+        self.unsent: list[tuple[nn.Module, str, Tensor]] = []
+        for prefix, module in model.named_modules():
+            for path, value in module.named_buffers(prefix, recurse=False):
+                name = path.rpartition(".")[2]
+                if path in layout.buffers:
+                    self.buffers[path] = module, name
+                else:
+                    self.unsent.append((module, name, value.clone()))
 
     def load(self, theta: Tensor, buffers: Mapping[str, Tensor]) -> None:
         """Takes over the global model."""
         self.w.copy_(theta)
         for path, (module, name) in self.buffers.items():
-            own = buffers[path].to(self.w.device, copy=True)  # a model may have put another there
-            setattr(module, name, own)
+            # Not copied into the buffer that is there: a model may have put another in its place.
+            setattr(module, name, buffers[path].to(self.w.device, copy=True))
         for module, name, start in self.unsent:  # nothing may pass from one client to the next
             setattr(module, name, start.clone())
 

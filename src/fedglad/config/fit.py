@@ -1,4 +1,4 @@
-"""Whether a model and a data set go together: found out with one sample, before a run begins."""
+"""Whether a model and a data set go together: tried with one sample, before a run begins."""
 
 from __future__ import annotations
 
@@ -16,24 +16,21 @@ if TYPE_CHECKING:
 def agree(model: Any, data: Any, *, quiet: bool = False) -> None:
     """Raises ValueError if a model's settings say that it reads other tokens than the data has.
 
-    Told by the settings alone, before anything is fetched: `reads` of the model's names what the
-    data's should be. Other tokens of an encoder's kind may be right, so these are only noted.
+    Only settings are compared, before anything is fetched: `reads` of the model's has what the
+    data's should be. Other tokens of an encoder's kind may be right, so these are only logged.
     """
     for key, wanted in getattr(model, "reads", {}).items():
-        found = getattr(data, key, wanted)
-        if found == wanted:
-            continue
-        if key == "tokenizer" and "words" not in (found, wanted):
-            if not quiet:
-                logging.getLogger("fedglad").warning(
-                    "model.source = %r reads the tokens of data.tokenizer = %r: right only if both "
-                    "have the same vocabulary",
-                    wanted,
-                    found,
-                )
-            continue
-        told = "data.name" if key == "source" else f"data.{key}"
-        raise ValueError(f"the model reads {told} = {wanted!r}, and not {found!r}: set one of them")
+        given = getattr(data, key, wanted)
+        if given != wanted and (key != "tokenizer" or "words" in (given, wanted)):
+            name = "name" if key == "source" else key
+            raise ValueError(
+                f"the model reads data.{name} = {wanted!r}, and not {given!r}: set one of them"
+            )
+        if given != wanted and not quiet:
+            logging.getLogger("fedglad").warning(
+                f"model.source = {wanted!r} reads the tokens of data.tokenizer = {given!r}: right "
+                "only if both have the same vocabulary"
+            )
 
 
 def check(model: nn.Module, data: Federation, name: str, settings: Any = None) -> None:
@@ -58,17 +55,12 @@ def check(model: nn.Module, data: Federation, name: str, settings: Any = None) -
     if not len(y):
         raise ValueError("the data's test set is empty")
     classes = _classes(y, data)
-    x = getattr(data, "prepare", as_stored)(_telling(x), False)
+    # Of ids the sample with the largest, which a model may not know.
+    row = int(x.flatten(1).amax(dim=1).argmax()) if _are_ids(x) else 0
+    x = getattr(data, "prepare", as_stored)(x[row : row + 1], False)
     if wrong := _misfit(model, x, classes):
         way_out = f"; {_way_out(settings, x, classes)}" if settings else ""
         raise ValueError(f"model {name} {wrong}{way_out}")
-
-
-def _telling(x: Tensor) -> Tensor:
-    """One sample: of ids that with the largest, which a model may not know, else the first."""
-    if not _are_ids(x):
-        return x[:1]
-    return x[int(x.flatten(1).amax(dim=1).argmax())][None]
 
 
 def _are_ids(x: Tensor) -> bool:
@@ -81,8 +73,8 @@ def _classes(y: Tensor, data: Federation) -> int:
     """How many scores an input needs; 0 where the targets are not labels."""
     if y.dim() != 1 or y.is_floating_point() or y.is_complex():
         return 0
-    told = getattr(data, "classes", 0)
-    return max(int(y.max()) + 1, told if isinstance(told, int) else 0)
+    classes = getattr(data, "classes", 0)
+    return max(int(y.max()) + 1, classes if isinstance(classes, int) else 0)
 
 
 def _misfit(model: nn.Module, x: Tensor, classes: int) -> str:
@@ -99,10 +91,10 @@ def _misfit(model: nn.Module, x: Tensor, classes: int) -> str:
         with torch.no_grad(), threads(1), torch.random.fork_rng(devices=[]):
             scores: Any = twin(x.to(device))
     except Exception as error:
-        said = str(error).strip().partition("\n")[0].rstrip(".")
+        cause = str(error).strip().partition("\n")[0].rstrip(".")
         if not isinstance(error, RuntimeError):
-            said = f"{type(error).__name__}: {said}"
-        return f"cannot take the data's inputs of shape {tuple(x.shape[1:])}: {said}"
+            cause = f"{type(error).__name__}: {cause}"
+        return f"cannot take the data's inputs of shape {tuple(x.shape[1:])}: {cause}"
     if not isinstance(scores, Tensor):
         return f"gives a {type(scores).__name__}, not a tensor of scores"
     if classes and not (scores.dim() == 2 and len(scores) == 1 and scores.shape[1] >= classes):
