@@ -166,6 +166,8 @@ class Adam(Optimizer):
         v.mul_(beta2).addcmul_(mean, mean, value=1 - beta2)
 
     def step(self, theta: Tensor, mean: Tensor, s: float, slots: Slots, t: int) -> None:
+        import torch
+
         beta1, beta2, eps = self._settings
         rate = self.rate(t)
         if self.form == "authors":
@@ -173,49 +175,30 @@ class Adam(Optimizer):
         if type(self) is Adam and theta.device.type == "cpu" and s > 0:
             pull = beta1 + (1 - beta1) * s
             if min((1 - beta1) * s / pull, 1 - beta2) > 1e-9:
-                _fused(theta, mean, slots, rate, beta1, beta2, eps, pull)
+                # One pass by torch's kernel, which knows no s: with the pull p, β₁m + (1−β₁) s ḡ
+                # is p (β m + (1−β) ḡ) for β = β₁/p.
+                torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
+                    [theta],
+                    [mean],
+                    [slots["m"]],
+                    [slots["v"]],
+                    [],
+                    [_long_ago()],
+                    lr=rate * pull,
+                    beta1=beta1 / pull,
+                    beta2=beta2,
+                    weight_decay=0.0,
+                    eps=eps,
+                    amsgrad=False,
+                    maximize=False,
+                )
+                if pull != 1:
+                    slots["m"].mul_(pull)
                 return
         self.second_moment(slots["v"], mean, beta2)
         m = slots["m"].mul_(beta1).add_(mean, alpha=(1 - beta1) * s)
-        import torch
-
         root = torch.sqrt(slots["v"], out=mean).add_(eps)  # fresh memory would cost page faults
         theta.addcdiv_(m, root, value=-rate)
-
-
-def _fused(
-    theta: Tensor,
-    mean: Tensor,
-    slots: Slots,
-    rate: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    pull: float,
-) -> None:
-    """Adam's step in one pass by torch's kernel, which knows no s.
-
-    β₁m + (1−β₁) s ḡ = p (β m + (1−β) ḡ) with p = β₁ + (1−β₁) s, the pull, and β = β₁/p.
-    """
-    import torch
-
-    torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
-        [theta],
-        [mean],
-        [slots["m"]],
-        [slots["v"]],
-        [],
-        [_long_ago()],
-        lr=rate * pull,
-        beta1=beta1 / pull,
-        beta2=beta2,
-        weight_decay=0.0,
-        eps=eps,
-        amsgrad=False,
-        maximize=False,
-    )
-    if pull != 1:
-        slots["m"].mul_(pull)
 
 
 @cache

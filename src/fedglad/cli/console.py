@@ -56,7 +56,7 @@ def mistakes(
 ) -> Generator[None]:
     """A user's mistake is a message and exit code 2, Ctrl-C one and 130; no traceback for either.
 
-    `stopped` is what is said after a Ctrl-C that nobody waited for; empty: nothing.
+    `stopped` is the message after a Ctrl-C that stops at once; empty: none.
     """
     try:
         yield

@@ -1,6 +1,6 @@
 """`fedglad list`: what there is to choose from."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -41,10 +41,8 @@ def list_(
     lines = _lines(kind)
     sizes = {name: _parameters(name) for name in lines} if kind == "models" else {}
     if as_json:
-        rows: dict[str, Any] = dict(lines)
-        for name, size in sizes.items():
-            rows[name] = {"about": lines[name], "parameters": size}
-        print_json(rows)
+        full = {name: {"about": lines[name], "parameters": size} for name, size in sizes.items()}
+        print_json(full or lines)
         return
     for name, text in lines.items():
         size = f" ({sizes[name]:,} parameters)" if sizes else ""

@@ -49,5 +49,5 @@ def main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which version.")
     ] = False,
 ) -> None:
-    if "" not in sys.path:  # an own class, model.name=mine:Own, is looked for here first
+    if "" not in sys.path:  # a user's class, model.name=mine:Own, is looked for here first
         sys.path.insert(0, "")

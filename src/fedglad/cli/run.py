@@ -1,16 +1,13 @@
 """`fedglad run`: a federated experiment in its folder."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 
 from fedglad.cli.console import console, mistakes, print_json, say, warn
 from fedglad.cli.options import Settings, Source, given
-
-if TYPE_CHECKING:
-    from fedglad.runs.folder import Run
 
 app = typer.Typer()
 
@@ -28,7 +25,7 @@ def run(
 ) -> None:
     """Run a federated experiment and keep its records."""
     from fedglad.cli.fetching import fetch_for
-    from fedglad.cli.progress import ShowRun
+    from fedglad.cli.progress import ShowRun, distrusted
     from fedglad.config.schema import load
     from fedglad.runs.running import execute
 
@@ -37,28 +34,22 @@ def run(
         fetch_for(config)
         with ShowRun(config.rounds, quiet=as_json) as show:
             done = execute(name, config, out=out, resume=resume, force=force, on_round=show.round)
-    _conclude(done, as_json=as_json, new=show.seen > 0)
-
-
-def _conclude(run: "Run", *, as_json: bool, new: bool) -> None:
-    from fedglad.cli.progress import distrusted
-
-    summary = run.summary
+    summary = done.summary
     assert summary is not None
     if as_json:
-        print_json({"folder": str(run.folder), **summary})
+        print_json({"folder": str(done.folder), **summary})
     else:
-        if not new:
-            console.print(f"This run is finished already: {escape(str(run.folder))}")
+        if not show.seen:
+            console.print(f"This run is finished already: {escape(str(done.folder))}")
         console.print(
             f"Accuracy over the last 10 rounds [bold]{100 * summary['last10_accuracy']:.2f} %[/], "
             f"final {100 * summary['final_accuracy']:.2f} %, {summary['rounds']} rounds in "
-            f"{summary['seconds']:.1f} s.\nRecords: {escape(str(run.folder))}",
+            f"{summary['seconds']:.1f} s.\nRecords: {escape(str(done.folder))}",
             soft_wrap=True,
         )
-        if flagged := distrusted(run.rounds()):
+        if flagged := distrusted(done.rounds()):
             say(flagged)
-    if skipped := run.skipped:
+    if skipped := done.skipped:
         warn(skipped)
     if summary.get("skipped") == summary["rounds"]:
         raise typer.Exit(1)

@@ -8,16 +8,7 @@ import numpy as np
 
 from fedglad.clients.method import Local, Plain
 
-FIXED: dict[str, Any] = {
-    "optimizer": "sgd",
-    "lr": 1.0,
-    "batch_size": 0,
-    "epochs": 1,
-    "steps": 0,
-    "drop_last": False,
-    "schedule": "constant",
-    "warmup": 0.0,
-}
+FIXED = ("optimizer", "lr", "batch_size", "epochs", "steps", "drop_last", "schedule", "warmup")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +27,8 @@ class FedSGD(Plain):
     fixed: ClassVar[Collection[str]] = (*FIXED, "clip_norm")
 
     def __post_init__(self) -> None:
-        for name, value in FIXED.items():
+        for name in FIXED:
+            value = getattr(FedSGD, name)  # its default
             if getattr(self, name) != value:
                 way_out = "set server.lr" if name == "lr" else "use plain for local steps"
                 raise self.wrong(

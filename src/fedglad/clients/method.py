@@ -77,36 +77,29 @@ class Plain:
         """The error for a setting that cannot be meant."""
         return ValueError(f"{type(self).__name__}({name}={getattr(self, name)!r}): {why}")
 
+    # Fields that are younger than some results, and their defaults, which a run's hash leaves out:
+    # those results keep their names.
     added: ClassVar[Mapping[str, Any]] = {"amsgrad": False, "shuffle": "epoch"}
-    """Fields that are younger than some results, and their defaults, which a run's hash leaves out:
-    those results keep their names."""
-
+    # Whether a batch is all of the client's samples, whatever `batch_size` says.
     whole: ClassVar[bool] = False
-    """Whether a batch is all of the client's samples, whatever `batch_size` says."""
-
+    # Whether the server must take a weighted mean of the updates, with weights of sum 1.
     needs_mean: ClassVar[bool] = False
-    """Whether the server must take a weighted mean of the updates, with weights of sum 1."""
-
+    # Whether the server must step by just that mean: SGD at rate 1, no update shortened.
     needs_plain_step: ClassVar[bool] = False
-    """Whether the server must step by just that mean: SGD at rate 1, no update shortened."""
-
+    # Fields that are not taken over from another method: its own defaults go with it.
     fixed: ClassVar[Collection[str]] = ()
-    """Fields that are not taken over from another method: its own defaults go with it."""
-
+    # Names of the vectors a client keeps from one of its rounds to the next; zeros at first.
     remembers: ClassVar[tuple[str, ...]] = ()
-    """Names of the vectors a client keeps from one of its rounds to the next; zeros at first."""
-
+    # Names of vectors beside those in `memory` for the time of a round; zeros at its start.
     scratch: ClassVar[tuple[str, ...]] = ()
-    """Names of vectors beside those in `memory` for the time of a round; zeros at its start."""
-
+    # Names of the vectors of the server half's state that are sent with θ; zeros at first.
     hears: ClassVar[tuple[str, ...]] = ()
-    """Names of the vectors of the server half's state that are sent with θ; zeros at first."""
-
+    # The server half, for a method that has one: (mean, extra_sum, count, state) -> state, shift.
+    # With one, `finish` must return what the client sends beside its update, unless the half has
+    # `wants_extra = False`.
     server: ClassVar[Any] = None
-    """The server half, for a method that has one: (mean, extra_sum, count, state) -> state, shift.
-
-    With one, `finish` must return what the client sends beside its update, unless the half has
-    `wants_extra = False`."""
+    # Whether a memory is completed by `settle`, once the server's half has seen the round.
+    settles: ClassVar[bool] = False
 
     def among(self, clients: int) -> Self:
         """The same for a population of so many clients, where a method counts them."""
@@ -125,19 +118,14 @@ class Plain:
         """The client's proposed new memory, and what it sends beside its update; as `correct`."""
         return {name: memory[name] for name in self.remembers}, None
 
-    settles: ClassVar[bool] = False
-    """Whether a memory is completed by `settle`, once the server's half has seen the round."""
-
-    def settle(self, memory: Memory, heard: Memory) -> Memory:
+    def settle(self, memory: Memory, state: Memory) -> Memory:
         """The memory of an accepted client, given the state of the server's half."""
         return memory
 
     def batches(self, n: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
         """The indices of each batch, in an order that is drawn every epoch, or once."""
-        size = min(self.batch_size, n)
-        per_epoch = n // size if self.drop_last else -(-n // size)
-        total = self.steps or self.epochs * per_epoch
-        for step in range(total):
+        size, per_epoch = min(self.batch_size, n), self._per_epoch(n)
+        for step in range(self.steps or self.epochs * per_epoch):
             at = step % per_epoch
             if at == 0 and (step == 0 or self.shuffle == "epoch"):
                 order = rng.permutation(n)
@@ -149,8 +137,11 @@ class Plain:
 
     def count(self, n: int) -> int:
         """How many local steps a client with n samples takes."""
+        return self.steps or self.epochs * self._per_epoch(n)
+
+    def _per_epoch(self, n: int) -> int:
         size = min(self.batch_size, n)
-        return self.steps or self.epochs * (n // size if self.drop_last else -(-n // size))
+        return n // size if self.drop_last else -(-n // size)
 
     def rate(self, step: int, total: int) -> float:
         """The learning rate of a step within the round."""

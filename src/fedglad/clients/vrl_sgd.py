@@ -48,5 +48,5 @@ class VRLSGD(Plain):
         """The plain mean of the gradients that the cohort took."""
         return {"mean": extra_sum / count}, None
 
-    def settle(self, memory: Memory, heard: Memory) -> Memory:
-        return {"deviation": memory["deviation"] - heard["mean"]}
+    def settle(self, memory: Memory, state: Memory) -> Memory:
+        return {"deviation": memory["deviation"] - state["mean"]}

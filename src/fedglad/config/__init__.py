@@ -4,7 +4,7 @@
     name, config = load("mnist", {"adapter.name": "none"})     # or a path to a TOML file
 
 `schema` has the sections, `build` makes a dataclass of plain values, `presets` come with the
-library, `keys` are dotted keys, `fit` sees whether a model takes the data, and `catalogue` tells
+library, `keys` are dotted keys, `fit` checks whether a model takes the data, and `catalogue` has
 what each name stands for. May import everything that can be configured, and simulation.
 """
 

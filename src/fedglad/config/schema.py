@@ -54,7 +54,7 @@ LISTS = {"server": "optimizers", "data": "datasets", "weighting": "weights"}
 """What a section's registry is called in `fedglad list`, where it is not its plural."""
 
 FACTORIES = {"model": "build", "data": "load_federation"}
-"""Sections whose own class may be a plain function, and what it then takes the place of."""
+"""Sections in which a user's class may be a plain function, and the method that it stands for."""
 
 KEEP = ("client", "sampler", "engine")
 """Sections in which a field means the same in every class, and so outlives another `name`, unless

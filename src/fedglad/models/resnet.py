@@ -85,7 +85,6 @@ class ResNet56GroupNorm(ResNet56):
             )
 
     def norm(self, planes: int) -> nn.Module:
-        """GroupNorm."""
         from torch import nn
 
         return nn.GroupNorm(self.groups, planes)

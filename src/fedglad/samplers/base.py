@@ -120,6 +120,7 @@ class Sampler:
 
     distances: ClassVar[bool] = False  # wants the record's distances from the mean update
     own_weights: ClassVar[bool] = False  # its weights are part of it: no weighting but by samples
+    needs_sizes: ClassVar[bool] = False  # asks for all clients' sizes, which then are 1 or more
 
     def __post_init__(self) -> None:
         if self.clients_per_round < 1:
@@ -176,6 +177,8 @@ class Sampler:
                 f"clients_per_round={self.clients_per_round} is more than the {pool.clients} "
                 "clients there are: lower it or raise data.clients"
             )
+        if self.needs_sizes:
+            _ = pool.sizes
 
     def observe(self, state: State, record: Record) -> State:
         """What to remember of a round."""

@@ -61,6 +61,7 @@ class Clustered(Sampler):
     memory_limit: Annotated[float, "similarity: GiB that the updates may take"] = 2.0
 
     own_weights: ClassVar[bool] = True
+    needs_sizes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,12 +83,11 @@ class Clustered(Sampler):
         return Cohort.of_draws(places if pool.ids is None else pool.ids[places])
 
     def check(self, pool: Pool) -> None:
-        """Raises if the updates would not fit, scipy is not there, or a client has no samples."""
+        """Raises if the updates would not fit, or scipy is not installed."""
         super().check(pool)
         if self.by == "similarity":
             self._fit(pool, pool.update_bytes)
             _scipy()
-        _ = pool.sizes
 
     def _last_updates(self, ids: Sequence[int], pool: Pool) -> Tensor:
         """A row each; those of clients without an update are zero."""
@@ -176,8 +176,8 @@ def _tree(updates: Tensor) -> np.ndarray:
         for part in updates.split(COLUMNS, dim=1):
             exact = part.double()
             gram += exact @ exact.T
-    own = gram.diag()
-    apart = (own[:, None] + own - 2 * gram).clamp_(min=0).sqrt_().numpy()
+    squares = gram.diag()
+    apart = (squares[:, None] + squares - 2 * gram).clamp_(min=0).sqrt_().numpy()
     return _scipy().linkage(apart[np.triu_indices(len(apart), 1)], "ward")
 
 

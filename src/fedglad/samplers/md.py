@@ -20,11 +20,7 @@ class MD(Sampler):
     """
 
     own_weights: ClassVar[bool] = True
+    needs_sizes: ClassVar[bool] = True
 
     def draw(self, rng: np.random.Generator, t: int, state: State, pool: Pool, ask: Ask) -> Cohort:
         return Cohort.of_draws(rng.choice(pool.who, self.clients_per_round, p=pool.shares))
-
-    def check(self, pool: Pool) -> None:
-        """Raises if a client has no samples."""
-        super().check(pool)
-        _ = pool.sizes

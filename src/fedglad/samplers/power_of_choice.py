@@ -19,6 +19,7 @@ class PowerOfChoice(Choosing):
     candidates: Annotated[int, "d, at least r; 0: twice r, or all there are"] = 0
 
     by_default: ClassVar[str] = "2 r"
+    needs_sizes: ClassVar[bool] = True
 
     def draw(self, rng: np.random.Generator, t: int, state: State, pool: Pool, ask: Ask) -> Cohort:
         d = min(self.candidates or 2 * self.clients_per_round, pool.count)
@@ -27,8 +28,3 @@ class PowerOfChoice(Choosing):
         worst = np.argsort(np.negative(ask(drawn)), kind="stable")[: self.clients_per_round]
         ids = tuple(drawn[k] for k in worst)
         return Cohort(ids, (1 / len(ids),) * len(ids))
-
-    def check(self, pool: Pool) -> None:
-        """Raises if there are fewer clients than candidates, or one has no samples."""
-        super().check(pool)
-        _ = pool.sizes

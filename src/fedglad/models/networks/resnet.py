@@ -107,7 +107,6 @@ class ConvNorm(nn.Conv2d):
         nn.init.kaiming_normal_(self.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, input: Tensor) -> Tensor:
-        """The normalised planes."""
         norm = self.norm
         if isinstance(norm, nn.BatchNorm2d):
             if not norm.training:
@@ -165,7 +164,6 @@ class Moments(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-        """Keeps x and its mean."""
         ctx.save_for_backward(inputs[0], output[0])
 
     @staticmethod

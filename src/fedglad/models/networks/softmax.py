@@ -12,5 +12,4 @@ class FlatLinear(nn.Linear):
         nn.init.zeros_(self.bias)
 
     def forward(self, input: Tensor) -> Tensor:
-        """The logits."""
         return super().forward(input.flatten(1))

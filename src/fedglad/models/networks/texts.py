@@ -43,8 +43,8 @@ class Partial(nn.Module):
         return {name: getattr(*self._place(name)) for name in self.constants}
 
     def _place(self, name: str) -> tuple[nn.Module, str]:
-        owner, _, own = name.rpartition(".")
-        return self.get_submodule(owner), own
+        owner, _, attribute = name.rpartition(".")
+        return self.get_submodule(owner), attribute
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
@@ -82,5 +82,5 @@ def in_pieces(
     if lengths is None:
         return torch.cat([scores(part) for part in x.split(piece)])
     order = lengths.argsort(stable=True)
-    found = torch.cat([scores(x[rows]) for rows in order.split(piece)])
-    return found[order.argsort()]
+    in_order = torch.cat([scores(x[rows]) for rows in order.split(piece)])
+    return in_order[order.argsort()]
