@@ -27,7 +27,7 @@ from fedglad.analysis import Comparison, compare
 from fedglad.analysis.statistics import interval
 from fedglad.cli.compare import show_comparison
 from fedglad.cli.progress import ShowSweep
-from fedglad.data.digits import Digits
+from fedglad.data import Digits
 from fedglad.runs import Interrupted, Run, Task, sweep, tasks
 
 mpl.use("Agg")

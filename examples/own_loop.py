@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedglad import Glad, Record, Server, Update
-from fedglad.data.digits import Digits
+from fedglad.data import Digits
 from fedglad.rng import stream
 
 CLIENTS, PER_ROUND, EPOCHS, BATCH, RATE = 50, 5, 5, 14, 0.05

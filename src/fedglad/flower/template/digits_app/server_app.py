@@ -7,7 +7,7 @@ from fedglad.adapters import Glad
 from fedglad.flower import FedGLAD
 from fedglad.flower.client import score
 from fedglad.optimizers import SGD
-from fedglad.samplers.uniform import Uniform
+from fedglad.samplers import Uniform
 
 from .task import build_model, load_test
 

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from fedglad.clients.method import Plain
-from fedglad.data.digits import Digits
-from fedglad.models.cnn import SmallCNN
+from fedglad.clients import Plain
+from fedglad.data import Digits
+from fedglad.models import SmallCNN
 from fedglad.rng import stream
 
 # How a client trains in a round. `fedglad config` explains every field.

@@ -6,7 +6,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedglad.flower import FedGLAD
 from fedglad.optimizers import Momentum
-from fedglad.samplers.uniform import Uniform
+from fedglad.samplers import Uniform
 
 app = ServerApp()
 
