@@ -199,9 +199,10 @@ def _line(
         number = _whole(record["round"])
         recorded = record.get("population")
         population = given or (otherwise if recorded is None else _whole(recorded))
-        weights = _sum_weights(shares) if sums else tuple(shares)
         if (weight_sq := record.get("weight_sq")) is not None:
             weights = weights_of(len(shares), _number(weight_sq))
+        else:
+            weights = _sum_weights(shares) if sums else tuple(shares)
     except KeyError as error:
         raise ReplayError(f"{where} of the record is damaged: it has no {error}") from None
     except (TypeError, AttributeError, OverflowError) as error:
