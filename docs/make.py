@@ -65,6 +65,7 @@ def api() -> str:
     ]
     for place, about in PLACES.items():
         parts += ["", f"## {place}", "", f"{about[0].upper()}{about[1:]}.", ""]
+        parts += [f"{part}\n" for part in _parts(importlib.import_module(place)) if _is_code(part)]
         for name, thing in sorted(public(place).items(), key=lambda pair: pair[0].lower()):
             if place != "fedglad" and name in public("fedglad"):
                 parts.append(f"### {name}\n\nSee `fedglad.{name}`.\n")
@@ -102,9 +103,17 @@ def _signature(thing: Any) -> str:
 
 
 def _text(thing: Any) -> str:
-    """A docstring in Markdown: an example becomes code."""
+    return "\n\n".join(_parts(thing))
+
+
+def _parts(thing: Any) -> list[str]:
+    """A docstring's paragraphs in Markdown: an example becomes code."""
     parts = inspect.cleandoc(thing.__doc__ or "").split("\n\n")
-    return "\n\n".join(f"```python\n{p}\n```" if p.startswith(">>>") else p for p in parts)
+    return [f"```python\n{p}\n```" if p.startswith(">>>") else p for p in parts]
+
+
+def _is_code(part: str) -> bool:
+    return part.startswith("```python")
 
 
 def _method_text(function: Any) -> str:

@@ -1,6 +1,13 @@
 """Filters and robust means: what happens to updates before the indicator sees them.
 
 An outlier raises GSI, so without a filter a hostile client could buy itself a larger step.
+
+>>> import torch
+>>> from fedglad import Server
+>>> server = Server({"w": torch.zeros(1)}, filter=Median())
+>>> record = server.step([{"w": torch.tensor([g])} for g in (1.0, 2.0, 90.0)])
+>>> server.state["w"]
+tensor([-2.])
 """
 
 import math

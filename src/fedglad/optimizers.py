@@ -2,6 +2,14 @@
 
 Each steps in place on a stretch of the flat vectors that shares one factor s: first moments see
 s·ḡ, second moments ḡ. t counts the rounds that stepped before this one.
+
+>>> import torch
+>>> from fedglad import Server
+>>> server = Server({"w": torch.zeros(2)}, optimizer=Momentum(lr=0.5, momentum=0.9))
+>>> for _ in range(2):
+...     record = server.step([{"w": torch.tensor([1.0, 2.0])}])
+>>> server.state["w"]  # −0.5 · (1 + 1.9), twice that
+tensor([-1.4500, -2.9000])
 """
 
 from __future__ import annotations

@@ -36,6 +36,8 @@ class Update:
 
     The arrays are read, never written, and must stay as they are until `server.step` returns
     when a list is given; from an iterator, until the next item is asked for.
+
+    >>> update = Update({"w": np.array([0.1, -0.2])}, weight=600, client="berlin", loss=0.7)
     """
 
     delta: Arrays | Tensor | None = None
@@ -59,7 +61,12 @@ class Update:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Bundle:
-    """Many clients' updates at once: the rows of one matrix, each a packed vector."""
+    """Many clients' updates at once: the rows of one matrix, each a packed vector.
+
+    >>> both = Bundle(deltas=np.eye(2), weights=[1, 1], clients=[4, 6], steps=[5, 5], losses=[1, 1])
+    >>> [update.client for update in both.updates()]
+    [4, 6]
+    """
 
     deltas: Tensor
     weights: list[float]
@@ -78,7 +85,11 @@ class Bundle:
 
 @dataclass(frozen=True)
 class Failure:
-    """In place of an Update: a client that was asked and has nothing, and why."""
+    """In place of an Update: a client that was asked and has nothing, and why.
+
+    >>> Failure("berlin", "timed out")
+    Failure(client='berlin', reason='timed out', detail='')
+    """
 
     client: int | str | None
     reason: str
@@ -103,6 +114,9 @@ class Statistics:
     | `N` | the number of clients there are, where known |
     | `direction` | ⟨ḡ, m⟩ for an adapter that declares a running mean m of ḡ |
     | `model_sq` | ‖θ‖² before the step, for an adapter that declares that it needs it |
+
+    >>> Statistics({"w": 5.0}, {"w": 2.5}, {"w": 1.25}, (0.5, 0.5)).gsi_all  # √(5/1.25)
+    2.0
     """
 
     sum_sq: dict[str, float]
@@ -131,6 +145,9 @@ def indicator(sum_sq: np.ndarray, mean_sq: np.ndarray, weights: Iterable[float])
 
     1 where all updates agree, or are zero, or there is only one; capped at 1000, where they
     cancel. Below 1 only for a robust mean.
+
+    >>> indicator(np.array([5.0, 4.0]), np.array([1.25, 4.0]), (0.5, 0.5))
+    array([2., 1.])
     """
     weights = tuple(weights)
     if len(weights) == 1:
@@ -143,7 +160,11 @@ def indicator(sum_sq: np.ndarray, mean_sq: np.ndarray, weights: Iterable[float])
 
 
 def weights_of(count: int, sum_of_squares: float) -> tuple[float, ...]:
-    """Weights with a sum of 1 and this sum of squares: adapters look at nothing else of them."""
+    """Weights with a sum of 1 and this sum of squares: adapters look at nothing else of them.
+
+    >>> weights_of(2, 0.5)
+    (0.5, 0.5)
+    """
     spread = max(0.0, count * sum_of_squares - 1)  # 0 for equal weights, r − 1 for a single one
     first = (1 + math.sqrt((count - 1) * spread)) / count
     return (first, *[(1 - first) / (count - 1)] * (count - 1)) if count > 1 else (1.0,)
@@ -162,6 +183,10 @@ class Record:
     | `gsi_all`, `gsi_unfiltered` | GSI over all parameters, after and before the filter |
     | `statistics` | the sums per tensor that all of it came from |
     | `distances` | {client: ‖g_k − ḡ‖} from the plain mean, if the server measures them |
+
+    >>> record = Record("stepped", clients=[{"id": 7, "rejected": "norm 1e+09 is above ..."}])
+    >>> record.stepped, record.rejected
+    (True, {7: 'norm 1e+09 is above ...'})
     """
 
     status: str
@@ -213,7 +238,11 @@ class Record:
 
 @dataclass(frozen=True)
 class Round:
-    """One round of a run: who took part, what the server did, and how good the model is now."""
+    """One round of a run: who took part, what the server did, and how good the model is now.
+
+    >>> Round(3, cohort=(5, 8), record=Record("stepped"), test_accuracy=0.81).to_dict()["round"]
+    3
+    """
 
     t: int
     cohort: tuple[int, ...]

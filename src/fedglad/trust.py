@@ -22,6 +22,12 @@ class Alarm:
 
     The defaults were chosen on runs with forced bad rounds; how many of others they find, and how
     many alarms are false, is in docs/trust.md.
+
+    >>> alarm, state = Alarm(warmup=1), {}
+    >>> for gsi in (2.0, 2.1, 1.2):
+    ...     flag, state = alarm.judge(gsi, state)
+    >>> flag  # 1.2 is less than 0.75 of what was usual
+    'one-sided'
     """
 
     low: Annotated[float, "GSI/B below which a round is one-sided"] = 0.75

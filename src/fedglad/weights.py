@@ -1,4 +1,12 @@
-"""Weightings: how much each update counts in the mean."""
+"""Weightings: how much each update counts in the mean.
+
+>>> import torch
+>>> from fedglad import Server, Update
+>>> server = Server({"w": torch.zeros(1)}, weighting=Equal())
+>>> record = server.step([Update({"w": torch.tensor([g])}, weight=9 * g) for g in (1.0, 3.0)])
+>>> server.state["w"]  # (1 + 3)/2, not (1·9 + 3·27)/36
+tensor([-2.])
+"""
 
 from __future__ import annotations
 
@@ -136,7 +144,11 @@ class Optimal(Samples):
 
 
 def optimal_probabilities(u: np.ndarray, m: int) -> np.ndarray:
-    """Optimal's p_k of the norms u_k; m/N each if all are zero."""
+    """Optimal's p_k of the norms u_k; m/N each if all are zero.
+
+    >>> optimal_probabilities(np.array([1.0, 1.0, 2.0, 8.0]), 2)
+    array([0.25, 0.25, 0.5 , 1.  ])
+    """
     count = len(u)
     if m >= count:
         return np.ones(count)

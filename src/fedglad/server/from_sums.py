@@ -42,6 +42,12 @@ class Sums:
     | `buffers` | their weighted mean, the maximum of counters; None: they stay as they are |
     | `loss` | the mean training loss, where known |
     | `unit` | the weight that 1 stands for in these sums, so that the guard can compare rounds |
+
+    >>> from fedglad import Server
+    >>> server = Server({"w": torch.zeros(1)})
+    >>> sums = Sums(total={"w": torch.tensor([4.0])}, sum_sq={"w": 10.0}, weight=2, count=2)
+    >>> server.step_sums(sums).gsi_all  # updates 1 and 3: √(2 · 10)/4
+    1.118033988749895
     """
 
     total: Arrays | Tensor
@@ -62,6 +68,14 @@ class Collector:
     dtypes, a weight that is not positive and finite) and for what it reports (a norm too few or too
     many, negative, not finite, or a weight or norm beyond the server's guard). Its values are not
     looked at. `entries` are the record's `clients`, `sq_norm` in them as reported.
+
+    >>> from fedglad import Server
+    >>> server = Server({"w": torch.zeros(1)})
+    >>> collector = Collector(server)
+    >>> for g in (1.0, 3.0):
+    ...     collector.take(Update({"w": torch.tensor([g])}), [g * g])
+    >>> server.step_sums(collector.sums()).gsi_all
+    1.118033988749895
     """
 
     def __init__(self, server: "Server") -> None:
