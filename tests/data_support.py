@@ -16,13 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from fedglad.data.fetch import Web
 from fedglad.data.sources import RECIPES, File, Place, Progress, Recipe
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
 NAME = "a.bin"
-RECIPE: Recipe
-"""The set `tiny`, as `register` made it."""
 
 
 def md5(content: bytes) -> str:
@@ -45,13 +42,11 @@ def recipe(*places: Place, files: tuple[File, ...] = (RAW,)) -> Recipe:
 
 def register(*places: Place) -> None:
     """Makes the set `tiny` known, in this process."""
-    global RECIPE
-    RECIPE = recipe(*places)
-    RECIPES["tiny"] = "data_support:RECIPE"
+    RECIPES["tiny"] = recipe(*places)
 
 
-def web(address: str, *packs: File) -> Web:
-    return Web(base=address, packs=packs or (PLAIN,))
+def web(address: str, *packs: File) -> Place:
+    return Place(kind="web", where=address, packs=packs or (PLAIN,))
 
 
 class Server(ThreadingHTTPServer):

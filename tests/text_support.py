@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from fedglad.data.sources import RECIPES, File, Recipe, minilm, twentynews
+from fedglad.data.sources import RECIPES, File, Recipe, twentynews
 
 HEADER = "From: ann@ice.edu\nSubject: {}\n\n"
 TRAIN = {
@@ -40,9 +40,6 @@ TENSORS = {
     "embeddings.weight": np.arange(12, dtype=np.float32).reshape(4, 3),
     "embeddings.position_ids": np.arange(5)[None],
 }
-NEWS: Recipe
-MINILM: Recipe
-"""As `register` made them."""
 
 
 def sha256(content: bytes) -> str:
@@ -73,7 +70,7 @@ def signed(recipe: Recipe, packs: dict[str, bytes], raw: dict[str, bytes] | None
         content = (raw or {}).get(old.name)
         return replace(old, checksum=sha256(content), size=len(content)) if content else old
 
-    places = [replace(p, packs=tuple(map(pack, p.packs))) for p in recipe.places]  # pyright: ignore
+    places = [replace(p, packs=tuple(map(pack, p.packs))) for p in recipe.places]
     return replace(recipe, files=tuple(map(file, recipe.files)), places=tuple(places))
 
 
@@ -116,18 +113,17 @@ def wheel(name: str, files: dict[str, bytes]) -> tuple[str, bytes]:
 
 def register(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
     """Makes both known under their real names, with a folder that has them; returns the folder."""
-    global NEWS, MINILM
     data = folder / "data"
     data.mkdir()
     packed, files = archive(POSTS), encoder_files()
     (data / "20news-bydate.tar.gz").write_bytes(packed)
     for name, content in files.items():
         (data / name).write_bytes(content)
-    NEWS = signed(twentynews.RECIPE, {"20news-bydate.tar.gz": packed})
-    MINILM = signed(minilm.RECIPE, {}, files)
+    news = signed(RECIPES["20news"], {"20news-bydate.tar.gz": packed})
+    encoder = signed(RECIPES["minilm"], {}, files)
     monkeypatch.setattr(twentynews, "COUNTS", {"train": len(TRAIN), "test": len(TEST)})
-    monkeypatch.setitem(RECIPES, "20news", "text_support:NEWS")
-    monkeypatch.setitem(RECIPES, "minilm", "text_support:MINILM")
+    monkeypatch.setitem(RECIPES, "20news", news)
+    monkeypatch.setitem(RECIPES, "minilm", encoder)
     monkeypatch.setenv("FEDGLAD_DATA", str(data))
     monkeypatch.setenv("FEDGLAD_CACHE", str(folder / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -16,6 +16,7 @@ from data_support import (
     Server,
     child,
     environment,
+    recipe,
     register,
     until,
     web,
@@ -31,7 +32,7 @@ from fedglad.data.sources import RECIPES
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setitem(RECIPES, "tiny", "")  # so that it is forgotten afterwards
+    monkeypatch.setitem(RECIPES, "tiny", recipe())  # so that it is forgotten afterwards
     monkeypatch.delenv("FEDGLAD_DATA", raising=False)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setenv("FEDGLAD_CACHE", str(tmp_path / "cache"))

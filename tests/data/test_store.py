@@ -23,6 +23,7 @@ from data_support import (
     Told,
     child,
     environment,
+    recipe,
     register,
     snapshot,
     tar,
@@ -41,7 +42,7 @@ X = np.tile(np.frombuffer(CONTENT, dtype=np.uint8), 3)
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setitem(RECIPES, "tiny", "")  # so that it is forgotten afterwards
+    monkeypatch.setitem(RECIPES, "tiny", recipe())  # so that it is forgotten afterwards
     monkeypatch.delenv("FEDGLAD_DATA", raising=False)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setenv("FEDGLAD_CACHE", str(tmp_path / "cache"))
@@ -160,7 +161,7 @@ FAILURES: dict[str, Callable[[Server], Any]] = {
     "no connection": lambda server: register(web("http://127.0.0.1:9/")),
     "traversal": lambda server: (
         server.files.update({"t.tar.gz": tar((NAME, CONTENT), ("../../../../evil", b"evil"))}),
-        register(web(server.address, File(name="t.tar.gz", members={NAME: NAME}))),
+        register(web(server.address, File(name="t.tar.gz", members=(NAME,)))),
     ),
 }
 

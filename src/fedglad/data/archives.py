@@ -1,7 +1,7 @@
 """Reading what is wanted of a .gz, .xz, tar or zip.
 
-Nothing is extracted by an archive's own paths: wanted members are read, and written under names
-that the recipe gives them. An archive that holds a path out of it, a link or a device is refused.
+Nothing is extracted by an archive's own paths: the members that a recipe names are read, and
+written side by side. An archive that holds a path out of it, a link or a device is refused.
 """
 
 import gzip
@@ -29,10 +29,12 @@ DAMAGED = (
 
 def unpack(pack: File, path: Path, folder: Path, sizes: dict[str, int | None]) -> None:
     """Writes the wanted members of a pack into a folder, none longer than its known size."""
-    wanted = dict(pack.members) or {pack.name: pack.name}
+    wanted = set(pack.members or (pack.name,))
     try:
         for member, content in _members(pack, path):
-            if (name := wanted.pop(member, None)) is not None:
+            if member in wanted:
+                wanted.remove(member)
+                name = PurePosixPath(member).name
                 with (folder / name).open("wb") as target:
                     _copy(content, target, name, sizes.get(name))
     except DAMAGED as error:
@@ -49,7 +51,7 @@ def _members(pack: File, path: Path) -> Iterator[tuple[str, Readable]]:
             yield pack.name, file
     elif alone and ".tar" not in Path(pack.name).suffixes:
         with alone(path) as content:
-            yield next(iter(pack.members)), content
+            yield pack.members[0], content
     else:
         yield from walk(pack.name, path)
 

