@@ -3,11 +3,13 @@
 import importlib
 import inspect
 import re
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
 from fedglad.config.catalogue import markdown, settings
+from fedglad.data import Split
 
 HERE = Path(__file__).parent
 
@@ -77,8 +79,12 @@ def api() -> str:
 def _entry(name: str, thing: Any) -> str:
     lines = [f"### {name}", "", f"    {name}{_signature(thing)}", "", _text(thing), ""]
     if isinstance(thing, type):
-        if thing.__module__.startswith("fedglad.models."):  # what is a method is in methods.md
-            lines += settings(thing)
+        ours = thing.__module__.startswith(("fedglad.models.", "fedglad.data."))
+        if ours and is_dataclass(thing):  # what is a method is in methods.md
+            shared = issubclass(thing, Split) and thing is not Split
+            table = settings(thing, settings(Split) if shared else ())
+            rest = [f"{'Else' if table else 'Settings'} as `Split`.", ""]
+            lines += table + rest * shared
         for method, function in sorted(vars(thing).items()):
             if method.startswith("_") or not (text := _method_text(function)):
                 continue

@@ -31,7 +31,7 @@ def load() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 class Digits(Split):
     """The bundled digits: 1,437 images of 1×8×8 pixels among the clients, 360 for the test.
 
-    The fields are those of `Split`; `seed` also says which images are for the test.
+    `seed` also says which images are for the test.
     """
 
     samples = TRAIN

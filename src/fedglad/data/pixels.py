@@ -1,6 +1,7 @@
 """How stored bytes become a model's inputs: a whole batch of images at a time."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -12,21 +13,15 @@ class Pixels:
     """Bytes to numbers, (x/255 − mean)/std; in training also shifted, mirrored and cut out.
 
     What is random comes from torch's generator, which every client seeds by itself each round.
-
-    | field | meaning |
-    |---|---|
-    | `mean`, `std` | of each channel; none: pixels in [0, 1] |
-    | `shift` | padded by so many black pixels on each side, then cropped at random |
-    | `mirror` | left and right exchanged, or not, with equal chances |
-    | `cutout` | side of a square set to 0, the mean (DeVries & Taylor 2017, arXiv:1708.04552); |
-    | | its centre is anywhere in the image, so part of it may fall outside |
+    Cutout (DeVries & Taylor 2017, arXiv:1708.04552) sets a square to 0, the mean; its centre is
+    anywhere in the image, so part of it may fall outside.
     """
 
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-    shift: int = 0
-    mirror: bool = False
-    cutout: int = 0
+    mean: Annotated[tuple[float, ...], "of each channel; none: pixels in [0, 1]"] = ()
+    std: Annotated[tuple[float, ...], "of each channel"] = ()
+    shift: Annotated[int, "padded by so many black pixels on each side, cropped at random"] = 0
+    mirror: Annotated[bool, "left and right exchanged, or not, with equal chances"] = False
+    cutout: Annotated[int, "the side of the square"] = 0
 
     def __call__(self, x: Tensor, training: bool) -> Tensor:
         """The model's inputs of a batch of images (n, channels, height, width)."""

@@ -25,16 +25,8 @@ CLIENTS = "N; natural and centralised have their own number"
 class Split:
     """Who owns which samples; a data set inherits these fields and asks for its `owners`.
 
-    | field | meaning |
-    |---|---|
-    | `clients` | how many; `natural` and `centralised` have their own number |
-    | `partition` | a name of `fedglad.data.partition`, or a user's class, "package.module:Class" |
-    | `alpha` | of `label-skew`, `fednlp` and `dirichlet`, which count it differently: see `words` |
-    | `classes_per_client` | of `shards` |
-    | `sigma` | of `quantity` |
-    | `key` | of `natural`: a file with one key a sample |
-    | `seed` | of everything random in the data |
-    | `partition_settings` | the fields of the partition's class that are not named above |
+    `partition` may also be a user's class, "package.module:Class". The partitions that have `alpha`
+    count it differently: see `words`.
 
     >>> owners = Split(clients=3, partition="iid").owners(np.zeros(7))
     >>> [len(indices) for indices in owners]

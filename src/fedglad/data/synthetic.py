@@ -30,16 +30,6 @@ class Synthetic:
     Nothing is kept of a client: it is drawn from its own stream each time, so a million clients
     cost as much as the few that are sampled.
 
-    | field | meaning |
-    |---|---|
-    | `clients` | number of clients |
-    | `alpha` | spread of the clients' model means; changes no label, see above |
-    | `beta` | how far the clients' inputs differ |
-    | `features`, `classes` | size of an input, and of the label set |
-    | `samples` | training samples of every client; none: log-normal sizes, 5 … 1,000 |
-    | `test_clients` | the test set pools held-out samples of so many first clients |
-    | `seed` | of all that is drawn |
-
     Differs from the paper: α and β are standard deviations, as in the authors' code, where the
     paper's N(0, α) may be read as a variance. Sizes are LEAF's, min(⌊LogNormal(3, 2)⌋ + 5, 1000);
     the authors' ⌊LogNormal(4, 2)⌋ + 50 has no bound, and the largest of a million clients would
@@ -77,7 +67,7 @@ class Synthetic:
     def size(self, k: int) -> int:
         """How many training samples client k has."""
         self._known(k)
-        return self.samples or self._size(stream(self.seed, "synthetic", k))
+        return self._size(stream(self.seed, "synthetic", k))
 
     def client(self, k: int) -> tuple[Tensor, Tensor]:
         """The training samples of client k."""
