@@ -12,10 +12,10 @@ import math
 import os
 import shutil
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -27,7 +27,9 @@ FILES = ("config.toml", "rounds.jsonl", "summary.json")
 CONTROL_FILE = "control.json"
 NAMED = 8  # round numbers in a sentence
 TAIL = 64  # bytes before the last line read, which tell whether the file is still the same
-HEADER = 2**27  # bytes; a checkpoint's header that claims to be longer is damaged
+
+
+T = TypeVar("T")
 
 
 class RunError(RuntimeError):
@@ -49,23 +51,14 @@ class Lines:
 
 @dataclass(frozen=True, kw_only=True)
 class RunView:
-    """A run as far as its folder can be read, at one moment.
-
-    | field | meaning |
-    |---|---|
-    | `config` | config.toml as it is, {} if it cannot be read |
-    | `rounds` | the records in the order of their rounds, each once, every field of its type |
-    | `summary` | summary.json, None if there is none that can be read |
-    | `labels` | each client's samples of each class (client, class), None if not known |
-    | `missing` | sentences on what is not there or damaged |
-    """
+    """A run as far as its folder can be read, at one moment."""
 
     folder: Path
-    config: Mapping[str, Any]
-    rounds: tuple[dict[str, Any], ...]
-    summary: Mapping[str, Any] | None
-    labels: np.ndarray | None
-    missing: tuple[str, ...]
+    config: Mapping[str, Any]  # config.toml as it is, {} if it cannot be read
+    rounds: tuple[dict[str, Any], ...]  # in their order, each once, every field of its type
+    summary: Mapping[str, Any] | None  # None if there is none that can be read
+    labels: np.ndarray | None  # each client's samples of each class (client, class), if known
+    missing: tuple[str, ...]  # sentences on what is not there or damaged
 
     @property
     def name(self) -> str:
@@ -212,13 +205,16 @@ class Run:
 
     def sizes(self) -> dict[str, int] | None:
         """Each parameter tensor's number of elements, by the newest checkpoint with a header."""
+        from safetensors import SafetensorError, safe_open
+
         for path in sorted((self.folder / "checkpoints").glob("*.safetensors"), reverse=True):
             try:
-                layout = _header(path)["layout"]
+                with safe_open(path, "np") as file:  # no tensor is read
+                    layout = json.loads(file.metadata()["fedglad"])["layout"]
                 return {
                     name: math.prod(shape) for name, shape, _, kind in layout if kind != "buffer"
                 }
-            except (ValueError, OSError, KeyError, TypeError):
+            except (SafetensorError, ValueError, OSError, KeyError, TypeError):
                 continue
         return None
 
@@ -241,9 +237,12 @@ class Run:
             raise RunError(f"{self.folder} is not a run: it has no {', no '.join(FILES)}")
         missing: list[str] = []
         config = self._config(missing)
-        summary = self._summary(missing)
+        summary = None
+        if os.path.lexists(self.folder / "summary.json"):
+            so = "the result is worked out from the rounds"
+            summary = self._part("summary.json", _object, missing, so)
         rounds = self._rounds(missing, waiting=summary is None)
-        labels = self._labels(missing)
+        labels = self._part("labels.json", _counts, missing, "no label distributions can be shown")
         view = RunView(
             folder=self.folder,
             config=config,
@@ -266,9 +265,8 @@ class Run:
         return "_".join(parts)
 
     def _config(self, missing: list[str]) -> dict[str, Any]:
-        data = self._bytes("config.toml", missing, "the settings and the seed are not known")
-        if data is None:
-            return {}
+        so = "the settings and the seed are not known"
+        data = self._part("config.toml", bytes, missing, so) or b""
         try:
             return tomllib.loads(data.decode("utf-8"))
         except (ValueError, RecursionError) as error:
@@ -276,36 +274,19 @@ class Run:
             missing.append(f"config.toml is damaged, its settings are not known: {why}")
             return {}
 
-    def _summary(self, missing: list[str]) -> dict[str, Any] | None:
-        if not os.path.lexists(self.folder / "summary.json"):
-            return None
-        data = self._bytes("summary.json", missing, "the result is worked out from the rounds")
-        summary = None if data is None else parse(data)
-        if isinstance(summary, dict):
-            return cast(dict[str, Any], summary)
-        if data is not None:
-            missing.append("summary.json is damaged: the result is worked out from the rounds")
-        return None
-
-    def _labels(self, missing: list[str]) -> np.ndarray | None:
-        data = self._bytes("labels.json", missing, "no label distributions can be shown")
-        if data is None:
-            return None
-        tree = parse(data)
-        labels = _counts(cast(dict[str, Any], tree).get("counts") if isinstance(tree, dict) else 0)
-        if labels is None:
-            missing.append("labels.json is damaged: no label distributions can be shown")
-        return labels
-
-    def _bytes(self, name: str, missing: list[str], so: str) -> bytes | None:
+    def _part(
+        self, name: str, content: Callable[[bytes], T | None], missing: list[str], so: str
+    ) -> T | None:
         path = self.folder / name
+        held = None
         try:
-            if path.is_file():
-                return path.read_bytes()
-            missing.append(f"{_absent(path)}: {so}")
+            if not path.is_file():
+                missing.append(f"{_absent(path)}: {so}")
+            elif (held := content(path.read_bytes())) is None:
+                missing.append(f"{name} is damaged: {so}")
         except OSError as error:
             missing.append(f"{name} cannot be read ({error.strerror}): {so}")
-        return None
+        return held
 
     def _rounds(self, missing: list[str], *, waiting: bool) -> list[dict[str, Any]]:
         path = self.folder / "rounds.jsonl"
@@ -420,16 +401,6 @@ def _inside(path: Path, *keys: str) -> list[Any] | None:
     return cast(list[Any], value) if isinstance(value, list) else None
 
 
-def _header(path: Path) -> Any:
-    """The JSON of a saved state, from the header of its safetensors file; no tensor is read."""
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > HEADER:
-            raise ValueError(f"{path} has no header")
-        header = json.loads(file.read(length))
-    return json.loads(header["__metadata__"]["fedglad"])
-
-
 def _ordered(records: Iterable[dict[str, Any]], missing: list[str]) -> list[dict[str, Any]]:
     """Each round once, the last that was written; doubles and gaps are noted as missing."""
     rounds: dict[int, dict[str, Any]] = {}
@@ -471,13 +442,16 @@ def _state(view: RunView) -> list[str]:
     return [f"summary.json is of {shown} rounds, {done} can be read: it counts"]
 
 
-def _counts(raw: Any) -> np.ndarray | None:
-    """A table of counts, or None for anything else."""
-    if not isinstance(raw, list):
-        return None
+def _object(data: bytes) -> dict[str, Any] | None:
+    held = parse(data)
+    return cast(dict[str, Any], held) if isinstance(held, dict) else None
+
+
+def _counts(data: bytes) -> np.ndarray | None:
+    """The table of labels.json, or None for anything else."""
     try:
-        counts = np.array(raw, dtype=float)
-    except (ValueError, TypeError, OverflowError):
+        counts = np.array(parse(data)["counts"], dtype=float)
+    except (ValueError, TypeError, KeyError, OverflowError):
         return None
     usable = counts.ndim == 2 and counts.size > 0 and bool(np.isfinite(counts).all())
     return counts if usable and counts.min() >= 0 and counts.max() < 1e15 else None
