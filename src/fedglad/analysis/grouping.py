@@ -4,9 +4,9 @@ Repetitions differ in SEEDS; all other keys distinguish groups, but those of exa
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from fedglad.config.keys import SEEDS, flat, label
 from fedglad.config.schema import FORMAT, ConfigError, find
@@ -18,7 +18,6 @@ Settings = Mapping[str, Any]
 """Dotted keys, as `settings_of` gives them."""
 
 Seed = tuple[Any, ...]
-T = TypeVar("T")
 
 
 class CompareError(ValueError):
@@ -27,24 +26,14 @@ class CompareError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Grouping:
-    """Groups of runs, in the order in which they were met; a run is its place in what was given.
+    """Groups of runs, in the order in which they were met; a run is its place in what was given."""
 
-    | field | meaning |
-    |---|---|
-    | `parts` | each group's runs by their seeds |
-    | `settings` | each group's, None where they are not known |
-    | `configs` | of these, the keys in which a group differs from the others |
-    | `labels` | the same in a line |
-    | `base` | which group is the baseline |
-    | `twice` | runs that are left out, each after the one that it repeats |
-    """
-
-    parts: list[dict[Seed, int]]
-    settings: list[Settings | None]
-    configs: list[dict[str, Any]]
-    labels: list[str]
-    base: int
-    twice: list[tuple[int, int]]
+    parts: list[dict[Seed, int]]  # each group's runs by their seeds
+    settings: list[Settings | None]  # None where they are not known
+    configs: list[dict[str, Any]]  # of these, the keys in which a group differs from the others
+    labels: list[str]  # the same in a line
+    base: int  # which group is the baseline
+    twice: list[tuple[int, int]]  # runs that are left out, each after the one that it repeats
 
     @property
     def order(self) -> list[int]:
@@ -88,24 +77,29 @@ def group(
     The baseline is the group whose label is, or has as a part, `baseline`; by default the usual
     one. `alone` labels the only group whose settings are known, `unknown` a run without any, and
     `clean` makes a label fit to be shown.
+
+    >>> lr = [{"lr": 1}, {"lr": 2}]
+    >>> made = group([(lr[0], (2,)), (lr[0], (1,)), (lr[1], (1,)), (lr[0], (2,))])
+    >>> made.labels, made.parts, made.twice
+    (['lr=1', 'lr=2'], [{(1,): 1, (2,): 0}, {(1,): 2}], [(0, 3)])
     """
-    keyed = (
-        (f"#{k}" if config is None else json.dumps(config, sort_keys=True, default=str), seed, k)
-        for k, (config, seed) in enumerate(runs)
-    )
-    parts, twice = repetitions(keyed)
+    groups: dict[str, dict[Seed, int]] = {}
+    twice: list[tuple[int, int]] = []
+    for k, (config, seed) in enumerate(runs):
+        same = f"#{k}" if config is None else json.dumps(config, sort_keys=True, default=str)
+        first = groups.setdefault(same, {}).setdefault(seed, k)
+        if first != k:
+            twice.append((first, k))
+    parts = [{seed: part[seed] for seed in sorted(part, key=_order)} for part in groups.values()]
     firsts = [next(iter(part.values())) for part in parts]
     settings = [runs[k][0] for k in firsts]
+    configs = differing(settings)
     known = [config for config in settings if config is not None]
-    configs_known = differing(known)
-    one = alone(known[0]) if alone and len(known) == 1 else ""
-    named = [one] if one else labels_of(configs_known)
-    each = iter(zip(configs_known, named, strict=True))
-    both = [
-        ({}, unknown(k)) if config is None else next(each)
-        for k, config in zip(firsts, settings, strict=True)
+    only = alone(known[0]) if alone and len(known) == 1 else ""
+    labels = [
+        clean(unknown(k) if config is None else only or name)
+        for k, config, name in zip(firsts, settings, labels_of(configs), strict=True)
     ]
-    configs, labels = [config for config, _ in both], [clean(name) for _, name in both]
     base = place(labels, configs, baseline) if baseline else usual_baseline(settings)
     return Grouping(
         parts=parts, settings=settings, configs=configs, labels=labels, base=base, twice=twice
@@ -144,39 +138,23 @@ def _engine(raw: Any) -> dict[str, Any]:
     return {"name": "local"} if exact else given
 
 
-def repetitions(
-    runs: Iterable[tuple[str, Seed, T]],
-) -> tuple[list[dict[Seed, T]], list[tuple[T, T]]]:
-    """Runs of the same key together, by seed; and those met before, each after the first of them.
-
-    >>> repetitions([("a", (2,), "x"), ("a", (1,), "y"), ("b", (1,), "z"), ("a", (2,), "u")])
-    ([{(1,): 'y', (2,): 'x'}, {(1,): 'z'}], [('x', 'u')])
-    """
-    groups: dict[str, dict[Seed, T]] = {}
-    twice: list[tuple[T, T]] = []
-    for key, seed, run in runs:
-        first = groups.setdefault(key, {}).setdefault(seed, run)
-        if first is not run:
-            twice.append((first, run))
-
-    def order(repetition: tuple[Seed, T]) -> list[Any]:
-        return [(type(value).__name__, value) for value in repetition[0]]
-
-    return [dict(sorted(members.items(), key=order)) for members in groups.values()], twice
+def _order(seed: Seed) -> list[tuple[str, Any]]:
+    return [(type(value).__name__, value) for value in seed]
 
 
-def differing(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:
+def differing(groups: Sequence[Settings | None]) -> list[dict[str, Any]]:
     """Of each, the keys in which it differs; in a section, from those with the same name.
 
     The fields of another class cannot be compared: its name stands for them.
     """
-    named = ["adapter.name"] if any(CONTROL in settings for settings in all_settings) else []
+    known = [settings for settings in groups if settings is not None]
+    named = ["adapter.name"] if any(CONTROL in settings for settings in known) else []
     result: list[dict[str, Any]] = []
-    for settings in all_settings:
+    for settings in (one or {} for one in groups):
         kept: dict[str, Any] = {}
         for key in sorted(settings, key=lambda key: (key[-5:] != ".name", key.partition(".")[0])):
             name = f"{key.partition('.')[0]}.name"
-            alike = [s for s in all_settings if key == name or s.get(name) == settings.get(name)]
+            alike = [s for s in known if key == name or s.get(name) == settings.get(name)]
             if key in named or any(s.get(key) != settings[key] for s in alike):
                 kept[key] = settings[key]
         result.append(kept)
