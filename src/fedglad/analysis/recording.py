@@ -45,17 +45,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Recording:
-    """The rounds of a run that stepped, ready for `replay`; `config` is its file as plain TOML.
-
-    `population_recorded` says whether N is that of each round itself.
-    """
+    """The rounds of a run that stepped, ready for `replay`; `config` is its file as plain TOML."""
 
     lines: tuple[Line, ...]
     skipped: int = 0
     folder: Path | None = None
     config: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
-    population_recorded: bool = False
+    population_may_grow: bool = False  # N is that of the end, and clients may have come later
 
     @property
     def tensors(self) -> list[str]:
@@ -127,7 +124,7 @@ def read(folder: str | PathLike[str], *, population: int | None = None) -> Recor
         folder=run.folder,
         config=config,
         notes=tuple(notes),
-        population_recorded=bool(recorded),
+        population_may_grow=not recorded and section(config or {}, "data").get("name") == FLOWER,
     )
 
 

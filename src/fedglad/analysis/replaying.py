@@ -16,7 +16,6 @@ import numpy as np
 
 from fedglad.adapters import REGISTRY, Adapter, Groups
 from fedglad.analysis.recording import (
-    FLOWER,
     GroupValues,
     Line,
     Recording,
@@ -44,26 +43,17 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayedRound:
-    """A round that stepped; `round` counts from 0, as in rounds.jsonl.
+    """A round that stepped, how another rule would have scaled it, and how far that is off."""
 
-    | field | meaning |
-    |---|---|
-    | `groups` | {group: {gsi, baseline, scale}} as replayed, in the form of rounds.jsonl |
-    | `same` | whether it is the recorded one to the bit |
-    | `replayed`, `recorded` | the factors in three numbers |
-    | `low`, `high` | the groups whose factor is the lower or the upper bound |
-    | `difference`, `where` | replayed − recorded where it is largest, and the group or tensor |
-    """
-
-    round: int
-    groups: GroupValues
-    same: bool
+    round: int  # counted from 0, as in rounds.jsonl
+    groups: GroupValues  # as replayed, in the form of rounds.jsonl
+    same: bool  # as recorded, to the bit
     replayed: Spread
     recorded: Spread
-    low: tuple[str, ...]
-    high: tuple[str, ...]
-    difference: float | None
-    where: str | None
+    low: tuple[str, ...]  # the groups whose factor is the lower bound
+    high: tuple[str, ...]  # or the upper one
+    difference: float | None  # replayed − recorded where it is largest
+    where: str | None  # the group or tensor that this is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +117,13 @@ def replay(
         run = read(run, population=population)
     elif not isinstance(run, Recording):
         run = of_rounds(run, population=population)
-    require_replayable(adapter)
-    notes = [*run.notes, *_population_notes(run, adapter)]
+    _require_replayable(run, adapter)
+    notes = list(run.notes)
+    if adapter.needs_population and run.population_may_grow:
+        notes.append(
+            f"{type(adapter).__name__} reckons with {run.lines[0].stats.N} clients in every round: "
+            "some may have come later"
+        )
     groups = run.group(adapter)
     before = _places(groups, run)
     if before is None:
@@ -208,13 +203,19 @@ def _why_not(key: str) -> str:
     return f"unknown key {key!r}: only keys of [adapter] can be replayed, such as adapter.gamma"
 
 
-def require_replayable(adapter: Adapter) -> None:
-    """Raises for a rule that looks at more than a record has."""
+def _require_replayable(run: Recording, adapter: Adapter) -> None:
+    """Raises for a rule that looks at more than the record has."""
+    name = type(adapter).__name__
     if why := adapter.beyond_records:
-        able = [name for name, cls in REGISTRY.items() if not cls().beyond_records]
+        able = [rule for rule, cls in REGISTRY.items() if not cls().beyond_records]
         raise ReplayError(
-            f"{type(adapter).__name__} cannot be replayed: it {why}. These can: {', '.join(able)} "
+            f"{name} cannot be replayed: it {why}. These can: {', '.join(able)} "
             "(--set adapter.name=...)"
+        )
+    if adapter.needs_population and any(line.stats.N is None for line in run.lines):
+        raise ReplayError(
+            f"{name} asks for the number of clients there are, which this run does not tell: "
+            "--population N, or population=N from Python"
         )
 
 
@@ -229,21 +230,6 @@ def settings(adapter: Adapter) -> dict[str, Any]:
     names = {cls: name for name, cls in REGISTRY.items()}
     name = names.get(type(adapter), plain(type(adapter)))
     return {"name": name} | {f.name: plain(getattr(adapter, f.name)) for f in fields(adapter)}
-
-
-def _population_notes(run: Recording, adapter: Adapter) -> list[str]:
-    if not adapter.needs_population:
-        return []
-    name = type(adapter).__name__
-    if any(line.stats.N is None for line in run.lines):
-        raise ReplayError(
-            f"{name} asks for the number of clients there are, which this run does not tell: "
-            "--population N, or population=N from Python"
-        )
-    if not run.population_recorded and section(run.config or {}, "data").get("name") == FLOWER:
-        count = run.lines[0].stats.N
-        return [f"{name} reckons with {count} clients in every round: some may have come later"]
-    return []
 
 
 # ------------------------------------------------------------------------------------- one round
