@@ -17,12 +17,19 @@ def interruptible() -> Generator[Callable[[], bool]]:
             raise KeyboardInterrupt
         asked = True
 
+    with on_interrupt(note):
+        yield lambda: asked
+
+
+@contextmanager
+def on_interrupt(handler: Callable[[int, Any], None] | signal.Handlers) -> Generator[None]:
+    """Ctrl-C is handled so for a while, in the main thread; no other gets it."""
     try:
-        before = signal.signal(signal.SIGINT, note)
-    except ValueError:  # not in the main thread, the only one that gets Ctrl-C
-        yield lambda: False
+        before = signal.signal(signal.SIGINT, handler)
+    except ValueError:  # not in the main thread
+        yield
         return
     try:
-        yield lambda: asked
+        yield
     finally:
         signal.signal(signal.SIGINT, before)

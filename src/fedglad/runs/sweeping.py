@@ -7,7 +7,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 from multiprocessing import forkserver
@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from fedglad.config.keys import label
 from fedglad.config.schema import Config, ConfigError, load, parse_value
-from fedglad.core.interruptible import interruptible
+from fedglad.core.interruptible import interruptible, on_interrupt
 from fedglad.records import Round
 from fedglad.runs.control import mark, mean_factor
 from fedglad.runs.folder import Interrupted, Run, RunError
@@ -185,7 +185,7 @@ class _Job:
     def __init__(self, task: Task) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__, "fedglad.runs.running", "pydantic"])
-        with _without_interrupts():  # what starts now must ignore Ctrl-C even while it imports
+        with on_interrupt(signal.SIG_IGN):  # which it inherits, even while it imports
             forkserver.ensure_running()
         self.task, self.stopping = task, False
         self.pipe, theirs = context.Pipe()
@@ -231,19 +231,6 @@ def _listen(running: list[_Job], *, stop: bool) -> Iterator[Event]:
             running.remove(job)
             job.end()
         yield event
-
-
-@contextmanager
-def _without_interrupts() -> Generator[None]:
-    try:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not in the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 # ---------------------------------------------------------------------------- in the job's process
