@@ -46,67 +46,59 @@ def compare(
 
 def show_comparison(comparison: Comparison) -> None:
     """The table, the differences by seed, and the notes."""
-    percent = comparison.metric.endswith("accuracy")
     made = table("")
     if len(comparison.groups) > 1:
         made.caption = escape(f"Baseline: {comparison.baseline}")
         made.caption_justify, made.caption_style = "left", "none"
-    rows = [_row(group, comparison, percent=percent) for group in comparison.groups]
+    rows = [_row(group, comparison) for group in comparison.groups]
     # A column in which no group has anything is left out.
     for head in [head for head in rows[0] if any(row[head] for row in rows)]:
         made.add_column(head, justify="right", no_wrap=True)
     for group, row in zip(comparison.groups, rows, strict=True):
         made.add_row(escape(group.label), *(row[str(c.header)] for c in made.columns[1:]))
     print_wide(made)
-    unit = " in percentage points" if percent else ""
+    unit = " in percentage points" if _in_percent(comparison) else ""
     if any(group.difference for group in comparison.groups):
-        line = f"\nDifferences to {escape(comparison.baseline)} by seed{unit}:"
-        console.print(line, soft_wrap=True)
+        say(f"\nDifferences to {comparison.baseline} by seed{unit}:")
     for group in comparison.groups:
         if group.difference:
-            by_seed = _by_seed(group.difference, comparison, percent=percent)
-            say(f"  {group.label}   {by_seed}")
-    _show_controls(comparison, percent=percent)
+            say(f"  {group.label}   {_by_seed(group.difference, comparison)}")
+    _show_controls(comparison, unit)
     _show_stability(comparison)
     note(comparison.notes)
 
 
-def _row(group: Group, comparison: Comparison, *, percent: bool) -> dict[str, str]:
+def _row(group: Group, comparison: Comparison) -> dict[str, str]:
     """A group's cells by the heads of their columns."""
-
-    def text(value: float) -> str:
-        return f"{100 * value:.2f}" if percent else f"{value:.4g}"
-
-    spread = text(group.mean) + (f" ± {text(group.std)}" if group.std is not None else "")
-    cells = {"n": str(len(group.values)), f"{comparison.metric}{' %' if percent else ''}": spread}
+    numbers = (_number(x, comparison) for x in (group.mean, group.std) if x is not None)
+    metric = f"{comparison.metric}{' %' if _in_percent(comparison) else ''}"
+    cells = {"n": str(len(group.values)), metric: " ± ".join(numbers)}
     if comparison.metric != "final_accuracy":
         cells["final %"] = f"{100 * group.final_mean:.2f}"
     mean, interval = "", ""
     if any(other.difference for other in comparison.groups):
         mean, interval = ("baseline", "") if group.label == comparison.baseline else ("-", "-")
     if group.difference:
-        mean, interval = _cells(group.difference, percent=percent)
+        mean, interval = _cells(group.difference, comparison)
     return {**cells, "difference": mean, "95 % interval": interval}
 
 
-def _cells(difference: Difference, *, percent: bool) -> tuple[str, str]:
-    mean = _signed(difference.mean, percent=percent)
-    if difference.interval is None:
-        return mean, "-"
-    low, high = (_signed(value, percent=percent) for value in difference.interval)
-    return mean, escape(f"[{low}, {high}]")
+def _cells(difference: Difference, comparison: Comparison) -> tuple[str, str]:
+    mean, *ends = (
+        _number(x, comparison, "+") for x in (difference.mean, *(difference.interval or ()))
+    )
+    return mean, escape(f"[{', '.join(ends)}]") if ends else "-"
 
 
-def _show_controls(comparison: Comparison, *, percent: bool) -> None:
+def _show_controls(comparison: Comparison, unit: str) -> None:
     factors = {group.control_of: group.factors or [] for group in comparison.groups}
     pairs = [(group, group.over_control) for group in comparison.groups if group.over_control]
     if pairs:
-        unit = " in percentage points" if percent else ""
-        console.print(f"\nRule − control, at the rule's own mean factor{unit}:", soft_wrap=True)
+        say(f"\nRule − control, at the rule's own mean factor{unit}:")
     for group, difference in pairs:
-        mean, interval = _cells(difference, percent=percent)
+        mean, interval = _cells(difference, comparison)
         text = f"  {escape(group.label)}   {mean} {interval}".removesuffix(" -")
-        seeds = escape(_by_seed(difference, comparison, percent=percent))
+        seeds = escape(_by_seed(difference, comparison))
         constant = ", ".join(f"{factor:.4f}" for factor in factors[group.label])
         console.print(f"{text}   by seed {seeds}   (factors {constant})", soft_wrap=True)
 
@@ -121,16 +113,20 @@ def _show_stability(comparison: Comparison) -> None:
         print_wide(made)
 
 
-def _by_seed(difference: Difference, comparison: Comparison, *, percent: bool) -> str:
+def _by_seed(difference: Difference, comparison: Comparison) -> str:
     from fedglad.analysis.grouping import varying_seeds
 
     names = varying_seeds([seed for group in comparison.groups for seed in group.seeds])
     pairs = zip(difference.seeds, difference.values, strict=True)
     return ",  ".join(
-        f"{'/'.join(str(seed.get(name)) for name in names)}: {_signed(v, percent=percent)}"
-        for seed, v in pairs
+        f"{'/'.join(str(seed.get(name)) for name in names)}: {_number(value, comparison, '+')}"
+        for seed, value in pairs
     )
 
 
-def _signed(value: float, *, percent: bool) -> str:
-    return f"{100 * value:+.2f}" if percent else f"{value:+.4g}"
+def _in_percent(comparison: Comparison) -> bool:
+    return comparison.metric.endswith("accuracy")
+
+
+def _number(value: float, comparison: Comparison, sign: str = "") -> str:
+    return f"{100 * value:{sign}.2f}" if _in_percent(comparison) else f"{value:{sign}.4g}"

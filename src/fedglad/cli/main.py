@@ -4,35 +4,22 @@ What a verb needs is imported when it is called: `fedglad --version` and TAB loa
 """
 
 import sys
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from fedglad.cli import (
-    compare,
-    config,
-    data,
-    flower,
-    list,
-    paper,
-    replay,
-    report,
-    run,
-    sweep,
-    track,
-    tune,
-    watch,
-)
+VERBS = ("run", "config", "list", "sweep", "tune", "compare", "report", "watch", "replay", "track")
+GROUPS = ("data", "paper", "flower")
 
 app = typer.Typer(
     help="Federated learning that knows when to trust a round.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for verb in (run, config, list, sweep, tune, compare, report, watch, replay, track):
-    app.add_typer(verb.app)  # without a name of their own
-for name, verbs in {"data": data, "paper": paper, "flower": flower}.items():
-    app.add_typer(verbs.app, name=name)
+for module in (*VERBS, *GROUPS):
+    verbs = import_module(f"fedglad.cli.{module}").app
+    app.add_typer(verbs, name=module if module in GROUPS else None)
 
 
 def _version(wanted: bool) -> None:

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeRemainingColumn
 
-from fedglad.cli.console import complain, console
+from fedglad.cli.console import complain, console, say
 from fedglad.records import Record, Round
 from fedglad.runs.folder import Interrupted, Run
 from fedglad.runs.sweeping import DONE, ENDS, Event, Task, has_control
@@ -76,9 +76,8 @@ class ShowSweep(_Live):
         controls = sum(map(has_control, tasks)) if control else 0
         self.runs = len(tasks) + controls
         self.usual = fmean(task.config.rounds for task in tasks) if tasks else 0.0
-        self.left: dict[Path, int] = {}  # rounds of those that run
         self.ended, self.played, self.kept = 0, 0, 0
-        self.lines: dict[Path, TaskID] = {}
+        self.lines: dict[Path, TaskID] = {}  # of those that run
         self.total = self.progress.add_task("starting", total=None)
 
     def __exit__(self, *_: object) -> None:
@@ -95,29 +94,26 @@ class ShowSweep(_Live):
         elif event.round is not None:
             self._round(event.task, event.round)
         elif event.what == "started":
-            rounds = event.task.config.rounds
-            line = self.progress.add_task(_line(event.task, "starting"), total=rounds)
-            self.lines[event.task.folder] = line
-            self.left[event.task.folder] = rounds
+            line, rounds = f"{escape(event.task.label)}  starting", event.task.config.rounds
+            self.lines[event.task.folder] = self.progress.add_task(line, total=rounds)
         else:
             self._say(event.task, "waits for another process that is at it")
-        waiting = max(0, self.runs - self.ended - len(self.left)) * self.usual
+        left = sum(line.remaining or 0 for line in self.progress.tasks if line.id != self.total)
+        left += max(0, self.runs - self.ended - len(self.lines)) * self.usual
         self.progress.update(
             self.total,
             description=f"{self.ended} of {self.runs} runs",
             completed=self.played,
-            total=self.played + sum(self.left.values()) + waiting,
+            total=self.played + left,
         )
 
     def _round(self, task: Task, done: Round) -> None:
         self.played += 1
-        self.left[task.folder] = task.config.rounds - done.t - 1
-        line = _line(task, round_line(done, task.config.rounds))
+        line = f"{escape(task.label)}  {round_line(done, task.config.rounds)}"
         self.progress.update(self.lines[task.folder], completed=done.t + 1, description=line)
 
     def _end(self, event: Event) -> None:
         self.ended += 1
-        self.left.pop(event.task.folder, None)
         if self.control and has_control(event.task) and event.what not in DONE:
             self.runs -= 1  # without its mean factor there is no control
         if event.task.folder in self.lines:
@@ -133,12 +129,7 @@ class ShowSweep(_Live):
 
     def _say(self, task: Task, text: str) -> None:
         if not self.quiet:
-            line = f"{self.ended}/{self.runs}  {task.label}  {text}"
-            console.print(escape(line), soft_wrap=True)
-
-
-def _line(task: Task, text: str) -> str:
-    return f"{escape(task.label)}  {text}"
+            say(f"{self.ended}/{self.runs}  {task.label}  {text}")
 
 
 def _accuracy(run: Run) -> str:

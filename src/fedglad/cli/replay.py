@@ -141,11 +141,10 @@ def _show(run: Path, record: Recording, replays: Mapping[str, Replayed], *, ever
     for label, replayed in replays.items():
         which = f" with {label}" if len(replays) > 1 else ""
         say(f"Largest difference{which}: {_largest(replayed)}.")
-    console.print(
+    say(
         "mean, std: of the rounds' mean factors over the groups; slowed, sped up: rounds in which "
         "it is below or above 1; at low, at high: the share of factors that are a bound.\n"
-        + CAUTION,
-        soft_wrap=True,
+        + CAUTION
     )
     for label, replayed in replays.items():
         if every or len(replays) == 1:

@@ -6,16 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from fedglad.cli.console import (
-    console,
-    error,
-    mistakes,
-    note,
-    print_json,
-    print_wide,
-    say,
-    table,
-)
+from fedglad.cli.console import console, error, mistakes, note, print_json, print_wide, say, table
 from fedglad.cli.options import AsJson, Jobs, Settings, Source, cores, given
 from fedglad.cli.sweep import STOPPED
 
@@ -99,11 +90,10 @@ def show_tuning(tuning: "Tuning") -> None:
         values = (escape(shown(trial.settings[key])) for key in keys)
         made.add_row(figure, *values, escape(str(trial.folder)))
     print_wide(made)
-    console.print(
+    say(
         f"\nThe score is the mean training loss over the first {tuning.rounds} of "
         f"{tuning.full_rounds} rounds. The runs are shortened to these: no result of theirs stands "
-        "for a whole run.",
-        soft_wrap=True,
+        "for a whole run."
     )
     for trial in tuning.trials:
         if trial.status == "diverged":
