@@ -8,7 +8,7 @@ from rich.markup import escape
 from fedglad.cli.console import complain
 from fedglad.config.fit import agree
 from fedglad.data import store
-from fedglad.data.sources import RECIPES, DataError, Progress
+from fedglad.data.sources import RECIPES, Progress
 from fedglad.data.texts import Texts
 
 if TYPE_CHECKING:
@@ -21,20 +21,12 @@ def fetch_for(config: "Config") -> None:
     settings, name = config.sections["data"], config.to_dict()["data"]["name"]
     model = getattr(config.sections["model"], "needs", ())
     for needed in dict.fromkeys((*getattr(settings, "needs", (name,)), *model)):
-        if needed in RECIPES and not is_here(needed):
+        if needed in RECIPES:
             with Show(needed) as bar:
                 store.get(needed, progress=bar)
     if isinstance(settings, Texts):
         with Show(name) as bar:
             settings.arrays(progress=bar)
-
-
-def is_here(name: str) -> bool:
-    """Whether a data set is in the cache, and not damaged."""
-    try:
-        return store.entry_of(name) is not None
-    except DataError:
-        return False
 
 
 class Show(Progress):
@@ -53,17 +45,17 @@ class Show(Progress):
         self.name = name
 
     def __enter__(self) -> "Show":
-        if complain.is_terminal:
-            self.bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if complain.is_terminal:
+        if self.bar.live.is_started:
             self.bar.stop()
 
     def begin(self, what: str, total: int | None) -> None:
         self.bar.reset(self.task, total=total, description=f"{self.name}: {escape(what)}")
-        if not complain.is_terminal:
+        if complain.is_terminal:
+            self.bar.start()
+        else:
             self.report(f"{what} ({megabytes(total)})" if total else what)
 
     def advance(self, count: int) -> None:
