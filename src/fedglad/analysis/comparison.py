@@ -1,11 +1,10 @@
 """Runs side by side: mean and spread over the seeds, and paired differences to a baseline."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeGuard
+from typing import Any
 
 from fedglad.analysis.curves import Curve, Series, curve, series
 from fedglad.analysis.grouping import (
@@ -20,6 +19,7 @@ from fedglad.analysis.grouping import (
 )
 from fedglad.analysis.statistics import Stability, interval, spread, stability
 from fedglad.config.presets import shortened
+from fedglad.runs.line import number
 from fedglad.runs.reader import Run, RunError, run_folders
 
 METRIC, FINAL = "last10_accuracy", "final_accuracy"
@@ -43,14 +43,14 @@ class Entry:
 
     def value(self, metric: str) -> float:
         """One number of the summary."""
-        value = self.summary.get(metric)
-        if not _is_number(value):
-            numbers = [name for name, value in self.summary.items() if _is_number(value)]
+        value = number(self.summary.get(metric))
+        if value is None:
+            numbers = [name for name, one in self.summary.items() if number(one) is not None]
             raise CompareError(
                 f"{self.folder}/summary.json has no number {metric!r}: choose from "
                 f"{', '.join(numbers)}"
             )
-        return float(value)
+        return value
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,3 @@ def _difference(cell: Mapping[Seed, Entry], base: Mapping[Seed, Entry], metric: 
     common = [seed for seed in cell if seed in base]
     values = [cell[seed].value(metric) - base[seed].value(metric) for seed in common]
     return Difference(list(map(named_seed, common)), values, fmean(values), interval(values))
-
-
-def _is_number(value: Any) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -12,6 +12,7 @@ import math
 import os
 import shutil
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -401,16 +402,12 @@ def _inside(path: Path, *keys: str) -> list[Any] | None:
     return cast(list[Any], value) if isinstance(value, list) else None
 
 
-def _ordered(records: Iterable[dict[str, Any]], missing: list[str]) -> list[dict[str, Any]]:
+def _ordered(records: Sequence[dict[str, Any]], missing: list[str]) -> list[dict[str, Any]]:
     """Each round once, the last that was written; doubles and gaps are noted as missing."""
-    rounds: dict[int, dict[str, Any]] = {}
-    doubled: dict[int, None] = {}
-    for record in records:
-        if record["round"] in rounds:
-            doubled[record["round"]] = None
-        rounds[record["round"]] = record
-    if doubled:
-        where = _these("round", [t + 1 for t in sorted(doubled)])
+    rounds = {record["round"]: record for record in records}
+    times = Counter(record["round"] for record in records)
+    if doubled := [t + 1 for t in sorted(times) if times[t] > 1]:
+        where = _these("round", doubled)
         verb = "are" if len(doubled) > 1 else "is"
         missing.append(f"{where} {verb} recorded more than once: the last record counts")
     order = sorted(rounds)
