@@ -2,8 +2,8 @@
 
 | file | what it has |
 |---|---|
-| `paper.toml` | its data sets and the numbers of its tables |
-| `settings.py` | the hyper-parameters of its appendix, and what it leaves open |
+| `paper.toml` | its data sets, the settings of its appendix, the numbers of its tables |
+| `settings.py` | these settings, and what the paper leaves open |
 | `published.py` | its tables, read from `paper.toml` |
 | `cells.py`, `experiments.py` | what one cell is; the experiments by name |
 | `experiments.toml` | what each experiment shows, and where the paper has it |

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from fedglad.config.presets import PRESETS
 from fedglad.config.schema import REGISTRIES, Config, ConfigError, load
-from fedglad.studies.paper.published import Value
+from fedglad.studies.paper.published import TABLES, Value
 from fedglad.studies.paper.settings import BETA, GAMMA, METHODS, MU, SEEDS, SERVER_LR
 from fedglad.studies.paper.settings import DATA as DATA_SETS
 
@@ -25,27 +25,18 @@ class PaperError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One configuration, repeated with some seeds.
-
-    | field | meaning |
-    |---|---|
-    | `preset`, `overrides` | its configuration; `data` is the paper's data set |
-    | `baseline` | the label of the cell from which its difference is taken, seed by seed |
-    | `published`, `by_seed` | what the paper has there |
-    | `ours` | what in it the paper does not publish |
-    | `x` | its place on the axis of a plot |
-    """
+    """One configuration, repeated with some seeds."""
 
     label: str
-    data: str
+    data: str  # the paper's data set
     preset: str
     overrides: Mapping[str, Any]
     seeds: tuple[int, ...] = SEEDS
-    baseline: str | None = None
+    baseline: str | None = None  # the cell from which its difference is taken, seed by seed
     published: Value | None = None
-    by_seed: tuple[float, ...] = ()
-    ours: str = ""
-    x: float | None = None
+    by_seed: tuple[float, ...] = ()  # published, too
+    ours: str = ""  # what in it the paper does not publish
+    x: float | None = None  # its place on the axis of a plot
 
     @property
     def absent(self) -> str:
@@ -120,12 +111,16 @@ def cell(
     glad: bool,
     *,
     alpha: float = 0.1,
-    published: Value | None = None,
+    table: str = "",
+    column: Sequence[str | float] = (),
     detail: str = "",
     extra: Mapping[str, Any] | None = None,
     **others: Any,
 ) -> Cell:
-    """A method on a data set with the settings of the paper's appendix; `extra` goes on top."""
+    """A method on a data set with the settings of the paper's appendix; `extra` goes on top.
+
+    Its published value stands in this column of the `table`.
+    """
     overrides: dict[str, Any] = {
         "data.alpha": alpha,
         **METHODS[method],
@@ -142,7 +137,7 @@ def cell(
         data=data,
         preset=data,
         overrides={**overrides, **(extra or {})},
-        published=published,
+        published=TABLES[table].of(data, method, glad, *column) if table else None,
         baseline=plain if glad else None,
         **others,
     )

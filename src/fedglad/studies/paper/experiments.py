@@ -6,19 +6,21 @@ What they show, and where the paper has them, stands in experiments.toml.
 import difflib
 import math
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedglad.studies.paper import published, settings
+from fedglad.studies.paper import settings
 from fedglad.studies.paper.cells import Cell, Experiment, PaperError, cell, named
+from fedglad.studies.paper.published import SIMILARITY, TABLES, Value
 from fedglad.studies.paper.settings import ALPHAS, BILSTM, DATA, GAMMAS
 
 WITHOUT_AND_WITH = (False, True)
 EXPLORED = ("cifar10", "20news")
 AVERAGED = ("FedAvg", "FedAvgM")
+ENDING = {0.1: "", 1.0: "-alpha1"}  # of a table's name
 
 
 def _main(
@@ -26,16 +28,21 @@ def _main(
 ) -> Iterator[Cell]:
     methods = ("FedAvg", "FedProx", "FedAvgM", "FedAdam")
     for data, method, glad in product(names, methods, WITHOUT_AND_WITH):
-        value = published.MAIN[alpha].of(method, glad, data)
-        yield cell(data, method, glad, alpha=alpha, published=value, extra=extra)
+        yield cell(data, method, glad, alpha=alpha, table=f"main{ENDING[alpha]}", extra=extra)
 
 
 def _scaffold() -> Iterator[Cell]:
     for data, alpha, glad in product(("20news", "agnews", "mnist"), ALPHAS, WITHOUT_AND_WITH):
-        value = published.SCAFFOLD.of("SCAFFOLD", glad, data, alpha)
-        extra = {"client.epochs": settings.SCAFFOLD_EPOCHS} if DATA[data].images else {}
-        detail = f"α = {alpha}"
-        yield cell(data, "SCAFFOLD", glad, alpha=alpha, published=value, detail=detail, extra=extra)
+        yield cell(
+            data,
+            "SCAFFOLD",
+            glad,
+            alpha=alpha,
+            table="scaffold",
+            column=[alpha],
+            detail=f"α = {alpha}",
+            extra={"client.epochs": settings.SCAFFOLD_EPOCHS} if DATA[data].images else {},
+        )
 
 
 def _bilstm() -> Iterator[Cell]:
@@ -43,18 +50,17 @@ def _bilstm() -> Iterator[Cell]:
         preset = f"{data}-bilstm"
         keys = ("optimizer", "lr", "batch_size", "epochs", "clip_norm")
         local = {f"client.{key}": getattr(recipe, key) for key in keys}
-        value = published.BILSTM.of("Centralized", False, data)
+        value = TABLES["bilstm"].of(data, "Centralized", False)
         label = f"{DATA[data].title} BiLSTM centralised"
         yield replace(_alone(data, value, local), label=label, preset=preset)
         for method, glad in product(AVERAGED, WITHOUT_AND_WITH):
-            value = published.BILSTM.of(method, glad, data)
             extra = {**local, "server.lr": recipe.server_lr[method], "rounds": recipe.rounds}
             extra |= {"adapter.gamma": recipe.gamma} if glad else {}
-            made = cell(data, method, glad, detail="BiLSTM", published=value, extra=extra)
+            made = cell(data, method, glad, table="bilstm", detail="BiLSTM", extra=extra)
             yield replace(made, preset=preset)
 
 
-def _alone(data: str, value: published.Value, extra: Mapping[str, Any] | None = None) -> Cell:
+def _alone(data: str, value: Value, extra: Mapping[str, Any] | None = None) -> Cell:
     """Centralised training: one client with all samples, an epoch a round."""
     overrides = {
         "data.partition": "centralised",
@@ -74,41 +80,35 @@ def _alone(data: str, value: published.Value, extra: Mapping[str, Any] | None = 
     )
 
 
-def _explored(of: published.Published, key: str, columns: Mapping[Any, str]) -> Iterator[Cell]:
-    """FedAvg and FedAvgM with another sampler."""
-    for data, column, method, glad in product(EXPLORED, columns, AVERAGED, WITHOUT_AND_WITH):
+def _explored(
+    table: str, key: str, columns: Mapping[Any, str], names: Sequence[str] = EXPLORED
+) -> Iterator[Cell]:
+    """FedAvg and FedAvgM with other values of a key; a column has one of them, and its text."""
+    for data, column, method, glad in product(names, columns, AVERAGED, WITHOUT_AND_WITH):
         main = (key, column) == ("sampler.clients_per_round", settings.COHORT)
         yield cell(
             data,
             method,
             glad,
+            table=table,
+            column=[column],
             detail=columns[column],
-            published=of.of(data, method, glad, column),
             extra={key: column},
-            ours="" if main else settings.RETUNED,
+            ours=settings.RETUNED if key.startswith("sampler.") and not main else "",
         )
-
-
-def _epochs() -> Iterator[Cell]:
-    for data, epochs, method, glad in product(
-        ("cifar10", "mnist"), (10, 20), AVERAGED, WITHOUT_AND_WITH
-    ):
-        value = published.EPOCHS.of(method, glad, data, epochs)
-        extra = {"client.epochs": epochs}
-        yield cell(data, method, glad, detail=f"E = {epochs}", published=value, extra=extra)
 
 
 def _seeds() -> Iterator[Cell]:
     for alpha, data, method, glad in product(ALPHAS, DATA, AVERAGED, WITHOUT_AND_WITH):
-        table = published.SEEDS[alpha]
+        by_seed = TABLES[f"seeds{ENDING[alpha]}"]
         yield cell(
             data,
             method,
             glad,
             alpha=alpha,
+            table=f"main{ENDING[alpha]}",
             detail=f"α = {alpha}",
-            published=published.MAIN[alpha].of(method, glad, data),
-            by_seed=tuple(table.of(data, method, glad, seed).mean for seed in settings.SEEDS),
+            by_seed=tuple(by_seed.of(data, method, glad, seed).mean for seed in settings.SEEDS),
         )
 
 
@@ -118,10 +118,9 @@ def _gamma() -> Iterator[Cell]:
         extra = {"adapter.gamma": gamma} if gamma else {}
         known = gamma in (0, settings.GAMMA)
         yield replace(
-            cell(data, method, gamma > 0, extra=extra),
+            cell(data, method, gamma > 0, table="main" if known else "", extra=extra),
             label=f"{named(data, method)}, γ = {'∞' if math.isinf(gamma) else f'{gamma:g}'}",
             baseline=f"{named(data, method)}, γ = 0" if gamma else None,
-            published=published.MAIN[0.1].of(method, gamma > 0, data) if known else None,
             ours="" if known or math.isinf(gamma) else settings.UNPUBLISHED_GAMMAS,
             x=gamma,
         )
@@ -130,14 +129,11 @@ def _gamma() -> Iterator[Cell]:
 def _groups() -> Iterator[Cell]:
     kinds = {"all": "universal", "layer": "layer-wise", "tensor": "group-wise"}
     for data, method in product(EXPLORED, AVERAGED):
-        plain, glad = (published.MAIN[0.1].of(method, glad, data) for glad in WITHOUT_AND_WITH)
-        yield cell(data, method, False, published=plain)
+        yield cell(data, method, False, table="main")
         for groups, words in kinds.items():
-            yield replace(
-                cell(data, method, True, extra={"adapter.groups": groups}),
-                label=f"{named(data, method)} + FedGLAD, {words}",
-                published=glad if groups == "tensor" else None,
-            )
+            table = "main" if groups == "tensor" else ""
+            made = cell(data, method, True, table=table, extra={"adapter.groups": groups})
+            yield replace(made, label=f"{made.label}, {words}")
 
 
 def _bad_round() -> Iterator[Cell]:
@@ -159,22 +155,22 @@ def _plain(*names: str) -> Iterator[Cell]:
 
 def _norm_ratio() -> Iterator[Cell]:
     for data, alpha, epochs in product(EXPLORED, ALPHAS, (1, 3, 5)):
-        yield cell(
+        made = cell(
             data,
             "FedAvg",
             False,
             alpha=alpha,
             detail=f"α = {alpha}, E = {epochs}",
-            published=published.NORM_RATIO.of(data, alpha, epochs),
             extra={"client.epochs": epochs},
             seeds=(1,),
         )
+        yield replace(made, published=TABLES["norm-ratio"].of(data, alpha, epochs))
     yield replace(*_plain("mnist"), label="MNIST FedAvg, α = 0.1, E = 5")
 
 
 def _similarity() -> Iterator[Cell]:
     first, second = _plain("cifar10", "mnist")
-    yield replace(first, published=published.SIMILARITY)
+    yield replace(first, published=SIMILARITY)
     yield second
 
 
@@ -194,12 +190,12 @@ _CELLS: dict[str, Iterable[Cell]] = {
     "main-alpha1": _main(1.0),
     "scaffold": _scaffold(),
     "bilstm": _bilstm(),
-    "centralised": (_alone(data, published.CENTRALISED.of(data)) for data in DATA),
-    "ratios": _explored(
-        published.RATIOS, "sampler.clients_per_round", {5: "5 %", 10: "10 %", 20: "20 %"}
+    "centralised": (_alone(data, TABLES["centralised"].of(data)) for data in DATA),
+    "ratios": _explored("ratios", "sampler.clients_per_round", {5: "5 %", 10: "10 %", 20: "20 %"}),
+    "strategies": _explored("strategies", "sampler.name", {"md": "MD", "adafl": "AdaFL"}),
+    "epochs": _explored(
+        "epochs", "client.epochs", {10: "E = 10", 20: "E = 20"}, ("cifar10", "mnist")
     ),
-    "strategies": _explored(published.STRATEGIES, "sampler.name", {"md": "MD", "adafl": "AdaFL"}),
-    "epochs": _epochs(),
     "seeds": _seeds(),
     "gamma": _gamma(),
     "groups": _groups(),

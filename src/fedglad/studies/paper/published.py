@@ -1,6 +1,6 @@
 """The numbers of the paper's tables, as they stand in paper.toml."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedglad.studies.paper.settings import DATA, PAPER
@@ -20,7 +20,8 @@ class Value:
 class Published:
     """A table: its number, its label in the LaTeX source, and its values.
 
-    Keys are (method, with FedGLAD, …columns), with the data set first where rows belong to one.
+    Keys are (data set, method, with FedGLAD, …what else its columns are), without the method where
+    there is none.
     """
 
     number: int
@@ -32,43 +33,22 @@ class Published:
         return self.values[key]
 
 
-def _table(name: str) -> Published:
-    table, values = PAPER["tables"][name], dict[Key, Value]()
-    for row, numbers in table["rows"].items():
+def _table(
+    number: int, label: str, columns: Sequence[Sequence[str | float]], rows: Mapping[str, str]
+) -> Published:
+    values = dict[Key, Value]()
+    for row, numbers in rows.items():
         before: Key = ()
         for word in row.split():
             before += (word,) if word in DATA else (word.rstrip("+"), word.endswith("+"))
-        for column, number in zip(table["columns"], numbers.split(), strict=True):
-            values[(*before, *column)] = Value(*map(float, number.split("±")))
-    return Published(table["number"], table["label"], values)
+        for column, text in zip(columns, numbers.split(), strict=True):
+            key = sorted((*before, *column), key=lambda part: part not in DATA)  # the data first
+            values[tuple(key)] = Value(*map(float, text.split("±")))
+    return Published(number, label, values)
 
 
-MAIN = {0.1: _table("main"), 1.0: _table("main-alpha1")}
-"""By α; keys (method, with FedGLAD, data set)."""
-
-RATIOS = _table("ratios")
-"""Keys (data set, method, with FedGLAD, clients a round)."""
-
-STRATEGIES = _table("strategies")
-"""Keys (data set, method, with FedGLAD, sampler)."""
-
-NORM_RATIO = _table("norm-ratio")
-"""Keys (data set, α, local epochs): std/mean of squared norms, mean over the rounds."""
-
-CENTRALISED = _table("centralised")
-"""Keys (data set,)."""
-
-SCAFFOLD = _table("scaffold")
-"""Keys (method, with FedGLAD, data set, α)."""
-
-BILSTM = _table("bilstm")
-"""Keys (method, with FedGLAD, data set)."""
-
-EPOCHS = _table("epochs")
-"""Keys (method, with FedGLAD, data set, local epochs)."""
-
-SEEDS = {0.1: _table("seeds"), 1.0: _table("seeds-alpha1")}
-"""By α; keys (data set, method, with FedGLAD, seed), counted as the paper does."""
+TABLES = {name: _table(**table) for name, table in PAPER["tables"].items()}
+"""By their names in paper.toml, which says what the columns are."""
 
 SIMILARITY = Value(0.4753)
 """Pearson's r of GSI and label similarity over the rounds of CIFAR-10, in the text."""
