@@ -195,8 +195,7 @@ def test_the_rates_as_they_are_printed():
     for method, row in printed.items():
         assert tuple(settings.SERVER_LR[method][name][alpha] for name, alpha in settings_) == row
     assert settings.SERVER_LR.keys() == printed.keys()
-    bilstm = {name: own.server_lr for name, own in settings.BILSTM.items()}
-    assert bilstm == {
+    assert settings.BILSTM_LR == {
         "20news": {"FedAvg": 1.0, "FedAvgM": 0.1},
         "agnews": {"FedAvg": 0.5, "FedAvgM": 0.05},
     }
@@ -243,8 +242,9 @@ def test_the_bilstm(source: str):
         title = first or title
         local = [optimizer, lr, batch, epochs] if optimizer else local
         own = settings.BILSTM[NAMES[title]]
-        assert [own.optimizer.title(), str(own.lr), str(own.batch_size), str(own.epochs)] == local
-        told = (own.server_lr[method], own.rounds, own.gamma)
+        client = [own["client"][key] for key in ("optimizer", "lr", "batch_size", "epochs")]
+        assert [client[0].title(), *map(str, client[1:])] == local
+        told = (settings.BILSTM_LR[NAMES[title]][method], own["rounds"], own["gamma"])
         assert told == (float(rate), int(rounds), float(gamma))
     assert len(found) == 4
 
@@ -269,10 +269,12 @@ def test_the_bilstms_presets_agree_with_the_appendix(name: str):
     preset, own = PRESETS[f"{name}-bilstm"], settings.BILSTM[name]
     client, tree = preset.tree["client"], preset.tree
     assert (client["lr"], client["batch_size"], client["epochs"]) == (0.001, 32, 1)
-    assert (client["optimizer"], client.get("clip_norm", 0.0)) == (own.optimizer, own.clip_norm)
-    assert (tree["rounds"], tree["data"]["clients"]) == (own.rounds, settings.CLIENTS)
-    assert tree.get("adapter", {"gamma": settings.GAMMA})["gamma"] == own.gamma
-    for method, rate in own.server_lr.items():
+    assert (client["optimizer"], client.get("clip_norm", 0.0)) == tuple(
+        own["client"][key] for key in ("optimizer", "clip_norm")
+    )
+    assert (tree["rounds"], tree["data"]["clients"]) == (own["rounds"], settings.CLIENTS)
+    assert tree.get("adapter", {"gamma": settings.GAMMA})["gamma"] == own["gamma"]
+    for method, rate in settings.BILSTM_LR[name].items():
         server = settings.METHODS[method]["server.name"]
         assert set(preset.server_lr[server].values()) == {rate}
 

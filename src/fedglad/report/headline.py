@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from fedglad.analysis.curves import Series, series
 from fedglad.analysis.statistics import LAST, interval, last_mean, spread
 from fedglad.report import RunFigures
 from fedglad.report.groups import Grouped, PageGroup
@@ -151,19 +152,9 @@ def _recorded(view: RunView) -> Accuracy:
     return Accuracy(last_mean(tested), tested[-1], min(LAST, len(tested)))
 
 
-def _tests(view: RunView) -> dict[int, float]:
-    """The accuracy of each round that was tested."""
-    pairs = ((record["round"], record["test_accuracy"]) for record in view.rounds)
-    return {t: accuracy for t, accuracy in pairs if accuracy is not None}
-
-
-def _common(one: RunView, other: RunView) -> tuple[float | None, float | None, int]:
-    """Both results over the rounds in which both were tested, and the last of these, from 1."""
-    mine, theirs = _tests(one), _tests(other)
-    both = [t for t in mine if t in theirs]
-    if not both:
-        return None, None, 0
-    return last_mean([mine[t] for t in both]), last_mean([theirs[t] for t in both]), both[-1] + 1
+def _tests(view: RunView) -> Series:
+    """The accuracy of each round that was tested, from 1."""
+    return series(view.rounds, "test_accuracy")
 
 
 def _accuracy(
@@ -229,12 +220,16 @@ def _gain(
     ends: list[int] = []
     for seed in (seed for seed in group.members if seed in base.members):
         one, other = (views[part.members[seed]] for part in (group, base))
-        both = (result(one).last10, result(other).last10)
+        mine, theirs = result(one).last10, result(other).last10
         if not (one.finished and other.finished):
-            *both, end = _common(one, other)
-            ends += [end] if both[0] is not None else []
-        if both[0] is not None and both[1] is not None:
-            values.append(both[0] - both[1])
+            tests = [_tests(one), _tests(other)]
+            common = [t for t in tests[0] if t in tests[1]]
+            ends += common[-1:]
+            mine, theirs = (
+                last_mean([tested[t] for t in common]) if common else None for tested in tests
+            )
+        if mine is not None and theirs is not None:
+            values.append(mine - theirs)
     if not values:
         return []
     seeds, tone = f"{len(values)} seeds", "plain"

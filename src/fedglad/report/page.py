@@ -6,12 +6,12 @@ import html as markup
 import json
 import os
 import re
-from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from fedglad.core.files import replacing
 from fedglad.report import ReportError
 
 # In page.html: a file that is put in there, or what it is made for.
@@ -74,14 +74,10 @@ def write(payload: dict[str, Any], path: Path) -> None:
     page = html(payload).encode("utf-8")
     if os.path.isdir(path):
         raise ReportError(f"{path} is a folder: name a file, for example {path / 'report.html'}")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(page)
-        temporary.replace(path)
+        with replacing(path, durable=False) as temporary:
+            temporary.write_bytes(page)
     except OSError as error:
         raise ReportError(
             f"{path} cannot be written: {error.strerror}; choose another --out"
         ) from None
-    finally:
-        with suppress(OSError):  # renamed, or never made
-            temporary.unlink()

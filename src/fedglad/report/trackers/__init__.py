@@ -119,28 +119,23 @@ def track(run: str | Path, *, to: str, out: str | Path | None = None) -> Trackin
 
 def write(trackings: Sequence[Tracking]) -> None:
     """Writes runs as far as they are."""
-    _apart(trackings)
-    for tracking in trackings:
-        try:
-            tracking.advance()
-        finally:
-            tracking.close()
+    follow(trackings, wait=None)
 
 
 def follow(
-    trackings: Sequence[Tracking], *, wait: Callable[[], None] = lambda: time.sleep(POLL)
+    trackings: Sequence[Tracking], *, wait: Callable[[], None] | None = lambda: time.sleep(POLL)
 ) -> None:
-    """Writes runs while they go on, until all are finished."""
+    """Writes runs while they go on, until all are finished; with None for `wait`, once."""
     left = list(trackings)
     try:
         while left:
             _apart(trackings)
             for tracking in list(left):
                 tracking.advance()
-                if tracking.finished:
+                if tracking.finished or wait is None:
                     left.remove(tracking)
                     tracking.close()
-            if left:
+            if left and wait:
                 wait()
     finally:
         for tracking in left:

@@ -15,7 +15,7 @@ from typing import Any
 from fedglad.studies.paper import settings
 from fedglad.studies.paper.cells import Cell, Experiment, PaperError, cell, named
 from fedglad.studies.paper.published import SIMILARITY, TABLES, Value
-from fedglad.studies.paper.settings import ALPHAS, BILSTM, DATA, GAMMAS
+from fedglad.studies.paper.settings import ALPHAS, BILSTM, BILSTM_LR, DATA, GAMMAS
 
 WITHOUT_AND_WITH = (False, True)
 EXPLORED = ("cifar10", "20news")
@@ -48,14 +48,13 @@ def _scaffold() -> Iterator[Cell]:
 def _bilstm() -> Iterator[Cell]:
     for data, recipe in BILSTM.items():
         preset = f"{data}-bilstm"
-        keys = ("optimizer", "lr", "batch_size", "epochs", "clip_norm")
-        local = {f"client.{key}": getattr(recipe, key) for key in keys}
+        local = {f"client.{key}": value for key, value in recipe["client"].items()}
         value = TABLES["bilstm"].of(data, "Centralized", False)
         label = f"{DATA[data].title} BiLSTM centralised"
         yield replace(_alone(data, value, local), label=label, preset=preset)
         for method, glad in product(AVERAGED, WITHOUT_AND_WITH):
-            extra = {**local, "server.lr": recipe.server_lr[method], "rounds": recipe.rounds}
-            extra |= {"adapter.gamma": recipe.gamma} if glad else {}
+            extra = {**local, "server.lr": BILSTM_LR[data][method], "rounds": recipe["rounds"]}
+            extra |= {"adapter.gamma": recipe["gamma"]} if glad else {}
             made = cell(data, method, glad, table="bilstm", detail="BiLSTM", extra=extra)
             yield replace(made, preset=preset)
 

@@ -7,20 +7,12 @@ from collections.abc import Callable
 
 from fedglad.studies.paper.tables import Table
 
-SIGNS = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "±": r"$\pm$",
-    "α": r"$\alpha$",
-    "γ": r"$\gamma$",
-    "∞": r"$\infty$",
-}
+SIGNS = str.maketrans(
+    {sign: f"\\{sign}" for sign in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "±": r"$\pm$"}
+    | {"α": r"$\alpha$", "γ": r"$\gamma$", "∞": r"$\infty$"}
+)
+"""What stands for a character in LaTeX."""
 
 
 def markdown(table: Table) -> str:
@@ -70,7 +62,7 @@ def _pipes(texts: list[str]) -> str:
 
 
 def _ampersands(texts: list[str]) -> str:
-    return " & ".join("".join(SIGNS.get(char, char) for char in text) for text in texts) + r" \\"
+    return " & ".join(text.translate(SIGNS) for text in texts) + r" \\"
 
 
 SHOWN = ("terminal", *FORMATS)

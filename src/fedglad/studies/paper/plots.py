@@ -39,6 +39,10 @@ def plot(experiment: Experiment, library: Library, path: Path) -> list[str]:
         )
     with paper_style(SCREEN_POINTS):
         figure = _DRAWN.get(experiment.reading, _curves)(cells)
+        for ax in figure.axes:
+            if ax.get_xlabel().startswith("round"):
+                ax.xaxis.get_major_locator().set_params(integer=True)
+            ax.grid(True)
         figure.suptitle(f"{experiment.name} ({experiment.where})", fontsize=SCREEN_POINTS)
         path.parent.mkdir(parents=True, exist_ok=True)
         save(figure, path, dpi=SCREEN_DPI)
@@ -52,7 +56,7 @@ def _figure(panels: int, rows: int = 1) -> tuple[Any, list[Any]]:
     across, scale = (min(panels, 2), 1.0) if panels <= FEW else (4, 0.65)
     down = math.ceil(panels / across)
     figure = new_figure(scale * HEIGHT * down * (1 + 0.6 * (rows - 1)), scale * WIDTH * across)
-    return figure, list(figure.subplots(down * rows, across, squeeze=False).flat)
+    return figure, [figure.add_subplot(down * rows, across, k + 1) for k in range(panels * rows)]
 
 
 def _panels(cells: Sequence[CellRuns]) -> dict[str, list[CellRuns]]:
@@ -68,13 +72,13 @@ def _curves(cells: Sequence[CellRuns]) -> Any:
     """Accuracy by round, mean ± std over the seeds: a panel for each baseline."""
     panels = _panels(cells)
     figure, axes = _figure(len(panels))
-    for ax, (title, members) in zip(axes, panels.items(), strict=False):
+    for ax, (title, members) in zip(axes, panels.items(), strict=True):
         for one in members:
             runs = [run.series("test_accuracy") for run in one.runs.values()]
             mean_line(ax, curve(runs), unit=100.0, label=f"{_short(one)} (n = {len(runs)})")
         ax.set(title=title, xlabel="round", ylabel="test accuracy (%)")
         legend_inside(ax)
-    return _finished(figure, axes[len(panels) :])
+    return figure
 
 
 def _short(one: CellRuns) -> str:
@@ -88,7 +92,7 @@ def _gamma(cells: Sequence[CellRuns]) -> Any:
     """Accuracy against γ with its deviation, for each method; ∞ stands at the right end."""
     panels = _panels(cells)
     figure, axes = _figure(len(panels))
-    for ax, (title, members) in zip(axes, panels.items(), strict=False):
+    for ax, (title, members) in zip(axes, panels.items(), strict=True):
         order = sorted(members, key=lambda one: one.cell.x or 0.0)
         values = [list(map(measures.last10, one.runs.values())) for one in order]
         errors = [spread(v) or 0.0 for v in values]
@@ -96,7 +100,7 @@ def _gamma(cells: Sequence[CellRuns]) -> Any:
         names = ["∞" if math.isinf(one.cell.x or 0) else f"{one.cell.x or 0:g}" for one in order]
         ax.set_xticks(range(len(order)), names)
         ax.set(title=title.partition(", γ")[0], xlabel="γ", ylabel="last 10 rounds (%)")
-    return _finished(figure, axes[len(panels) :])
+    return figure
 
 
 def _bad_round(cells: Sequence[CellRuns]) -> Any:
@@ -113,13 +117,13 @@ def _bad_round(cells: Sequence[CellRuns]) -> Any:
     accuracy.set(xlabel="round", ylabel="test accuracy (%)")
     legend_inside(accuracy)
     gsi.set(xlabel=f"round (dotted: the bad one, {t + 1})", ylabel="GSI of all parameters")
-    return _finished(figure, [])
+    return figure
 
 
 def _gsi_groups(cells: Sequence[CellRuns]) -> Any:
     """GSI of each group by round of the first seed: the steadiest and the wildest in colour."""
     figure, axes = _figure(len(cells))
-    for ax, one in zip(axes, cells, strict=False):
+    for ax, one in zip(axes, cells, strict=True):
         label, run = _first(one)
         groups = run.columns["groups"]
         by_size = sorted(measures.fluctuations(run), key=lambda group: group["relative"])
@@ -131,13 +135,13 @@ def _gsi_groups(cells: Sequence[CellRuns]) -> Any:
             ax.plot(*_line(groups[name]["gsi"]), label=name)
         ax.set(title=label, xlabel="round", ylabel="GSI")
         legend_inside(ax, ncols=2)
-    return _finished(figure, axes[len(cells) :])
+    return figure
 
 
 def _similarity(cells: Sequence[CellRuns]) -> Any:
     """GSI of the first seed's rounds against label similarity, with the line of least squares."""
     figure, axes = _figure(len(cells))
-    for ax, one in zip(axes, cells, strict=False):
+    for ax, one in zip(axes, cells, strict=True):
         label, run = _first(one)
         fit = measures.correlation(run)
         ax.scatter(fit.similarity, fit.gsi, s=12)
@@ -149,7 +153,7 @@ def _similarity(cells: Sequence[CellRuns]) -> Any:
         published = one.cell.published
         beside = f"; published r = {published.mean}" if published and not one.shortened else ""
         ax.set(title=f"{label}{beside}", xlabel="label similarity", ylabel="GSI")
-    return _finished(figure, axes[len(cells) :])
+    return figure
 
 
 def _norm_ratio(cells: Sequence[CellRuns]) -> Any:
@@ -161,7 +165,7 @@ def _norm_ratio(cells: Sequence[CellRuns]) -> Any:
         ax.plot(*_line(run.columns["norm_ratio"]), label=f"{label}: {mean:.3f}")
     ax.set(xlabel="round", ylabel="std/mean of squared norms")
     legend_inside(ax)
-    return _finished(figure, [])
+    return figure
 
 
 def _first(one: CellRuns) -> tuple[str, FinishedRun]:
@@ -173,16 +177,6 @@ def _first(one: CellRuns) -> tuple[str, FinishedRun]:
 def _line(values: Sequence[float | None]) -> tuple[np.ndarray, list[float]]:
     """Rounds from 1 on, and gaps where there is no value."""
     return np.arange(1, len(values) + 1), [math.nan if v is None else v for v in values]
-
-
-def _finished(figure: Any, unused: Sequence[Any]) -> Any:
-    for ax in unused:
-        ax.remove()
-    for ax in figure.axes:
-        if ax.get_xlabel().startswith("round"):
-            ax.xaxis.get_major_locator().set_params(integer=True)
-        ax.grid(True)
-    return figure
 
 
 _DRAWN: dict[Reading, Callable[[Sequence[CellRuns]], Any]] = {

@@ -41,12 +41,7 @@ class Table:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON types."""
-        return {
-            "experiment": self.experiment,
-            "title": self.title,
-            "rows": self.rows,
-            "notes": self.notes,
-        }
+        return {name: value for name, value in vars(self).items() if name != "columns"}
 
     def texts(self) -> list[list[str]]:
         """What is shown."""
@@ -157,10 +152,7 @@ def _accuracy(cells: Sequence[CellRuns]) -> Read:
     rows: list[Row] = []
     for one in cells:
         steady = stability([run.accuracy for run in one.runs.values()])
-        numbers = {
-            "spread": steady.std if steady else None,
-            "worst": steady.worst if steady else None,
-        }
+        numbers = {"spread": steady and steady.std, "worst": steady and steady.worst}
         rows.append(_row(one, cells, measures.last10) | numbers)
     return rows, [*_HEAD, _MEAN, _PUBLISHED, *_DIFFERENCE, *_STABILITY]
 
@@ -172,9 +164,9 @@ def _seeds(cells: Sequence[CellRuns]) -> Read:
         row["published_seeds"] = dict(enumerate(by_seed, start=1))
     return rows, [
         *_HEAD,
-        Column("accuracy % by seed", lambda row: _by_seed(row["seeds"], "{:.2f}")),
-        Column("published", lambda row: _by_seed(row["published_seeds"], "{:.2f}")),
-        Column("difference by seed", lambda row: _by_seed(row["differences"], "{:+.2f}")),
+        _column("accuracy % by seed", "seeds"),
+        _column("published", "published_seeds"),
+        _column("difference by seed", "differences", "{:+.2f}"),
         *_DIFFERENCE,
     ]
 
@@ -183,17 +175,13 @@ def _gamma(cells: Sequence[CellRuns]) -> Read:
     rows, columns = _accuracy(cells)
     for one, row in zip(cells, rows, strict=True):
         row["gamma"] = None if one.cell.x is None else str(one.cell.x)
-    std = Column("std over seeds", lambda row: _number(row["std"], "{:.2f}"))
-    return rows, [*columns[:3], std, *columns[3:]]
+    return rows, [*columns[:3], _column("std over seeds", "std"), *columns[3:]]
 
 
 def _norm_ratio(cells: Sequence[CellRuns]) -> Read:
     rows = [_row(one, cells, measures.norm_ratio) for one in cells]
-    return rows, [
-        *_HEAD,
-        Column("std/mean", lambda row: _spread(row["mean"], row["std"], "{:.3f}")),
-        Column("published", lambda row: _number(row["published"], "{:.2f}")),
-    ]
+    mean = _column("std/mean", "mean", "{:.3f}", std="std")
+    return rows, [*_HEAD, mean, _column("published", "published")]
 
 
 def _similarity(cells: Sequence[CellRuns]) -> Read:
@@ -207,10 +195,10 @@ def _similarity(cells: Sequence[CellRuns]) -> Read:
         rows.append(row)
     return rows, [
         *_HEAD,
-        Column("rounds", lambda row: _number(row["points"], "{:d}")),
-        Column("Pearson's r", lambda row: _spread(row["mean"], row["std"], "{:.4f}")),
-        Column("95 % interval (first seed)", lambda row: _bounds(row["interval"], "{:+.2f}")),
-        Column("published", lambda row: _number(row["published"], "{:.4f}")),
+        _column("rounds", "points", "{:d}"),
+        _column("Pearson's r", "mean", "{:.4f}", std="std"),
+        _column("95 % interval (first seed)", "interval", "{:+.2f}"),
+        _column("published", "published", "{:.4f}"),
     ]
 
 
@@ -221,16 +209,15 @@ def _gsi_groups(cells: Sequence[CellRuns]) -> Read:
         plain = _row(one, cells, measures.last10)
         groups = measures.fluctuations(next(iter(one.runs.values()))) if one.runs else []
         rows += [{**plain, **group} for group in groups or [nothing]]
-    number = "{:.3f}"
-    return rows, [
-        _HEAD[0],
-        Column("group", lambda row: row["group"] or "-", left=True),
-        Column("mean GSI", lambda row: _number(row["mean"], number)),
-        Column("std over rounds", lambda row: _number(row["std"], number)),
-        Column("std/mean", lambda row: _number(row["relative"], number)),
-        Column("lowest", lambda row: _number(row["lowest"], number)),
-        Column("highest", lambda row: _number(row["highest"], number)),
-    ]
+    shown = {
+        "mean GSI": "mean",
+        "std over rounds": "std",
+        "std/mean": "relative",
+        "lowest": "lowest",
+        "highest": "highest",
+    }
+    group = Column("group", lambda row: row["group"] or "-", left=True)
+    return rows, [_HEAD[0], group, *(_column(*pair, "{:.3f}") for pair in shown.items())]
 
 
 def _bad_round(cells: Sequence[CellRuns]) -> Read:
@@ -243,11 +230,11 @@ def _bad_round(cells: Sequence[CellRuns]) -> Read:
         row["drop"] = row["before"] - row["after"] if rounds else None
     return rows, [
         *columns[:2],
-        Column("before %", lambda row: _number(row["before"], "{:.2f}")),
-        Column("after the bad round %", lambda row: _number(row["after"], "{:.2f}")),
-        Column("drop", lambda row: _number(row["drop"], "{:.2f}")),
-        Column("its GSI", lambda row: _number(row["gsi"], "{:.3f}")),
-        Column("lowest other GSI", lambda row: _number(row["lowest_other"], "{:.3f}")),
+        _column("before %", "before"),
+        _column("after the bad round %", "after"),
+        _column("drop", "drop"),
+        _column("its GSI", "gsi", "{:.3f}"),
+        _column("lowest other GSI", "lowest_other", "{:.3f}"),
         _MEAN,
         *_DIFFERENCE[:2],
         *_STABILITY,
@@ -268,20 +255,21 @@ _READINGS: dict[Reading, Callable[[Sequence[CellRuns]], Read]] = {
 # --------------------------------------------------------------------------------------- texts
 
 
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
+def _column(head: str, key: str, form: str = "{:.2f}", *, std: str | None = None) -> Column:
+    """A number of the rows, ± another; both ends of an interval; or what each seed has."""
 
+    def text(row: Row) -> str:
+        value = row[key]
+        if value is None or value == {}:
+            return "-"
+        if isinstance(value, Mapping):
+            return ", ".join(f"{seed}: {form.format(one)}" for seed, one in value.items())
+        if isinstance(value, list):
+            return f"[{', '.join(map(form.format, value))}]"
+        beside = row[std] if std else None
+        return form.format(value) + ("" if beside is None else f" ± {form.format(beside)}")
 
-def _spread(mean: float | None, std: float | None, form: str) -> str:
-    return _number(mean, form) + (f" ± {form.format(std)}" if std is not None else "")
-
-
-def _bounds(bounds: Sequence[float] | None, form: str) -> str:
-    return "-" if bounds is None else f"[{form.format(bounds[0])}, {form.format(bounds[1])}]"
-
-
-def _by_seed(values: Mapping[int, float], form: str) -> str:
-    return ", ".join(f"{seed}: {form.format(value)}" for seed, value in values.items()) or "-"
+    return Column(head, text)
 
 
 def _name(row: Row) -> str:
@@ -290,20 +278,12 @@ def _name(row: Row) -> str:
     return row["label"] + ours + (f": {state}" if state else "")
 
 
-_HEAD = [
-    Column("", _name, left=True),
-    Column("n", lambda row: str(row["n"])),
-]
-_MEAN = Column("last 10 rounds %", lambda row: _spread(row["mean"], row["std"], "{:.2f}"))
-_PUBLISHED = Column(
-    "published %", lambda row: _spread(row["published"], row["published_std"], "{:.2f}")
-)
+_HEAD = [Column("", _name, left=True), _column("n", "n", "{:d}")]
+_MEAN = _column("last 10 rounds %", "mean", std="std")
+_PUBLISHED = _column("published %", "published", std="published_std")
 _DIFFERENCE = [
-    Column("difference", lambda row: _number(row["difference"], "{:+.2f}")),
-    Column("95 % interval", lambda row: _bounds(row["interval"], "{:+.2f}")),
-    Column("published difference", lambda row: _number(row["published_difference"], "{:+.2f}")),
+    _column("difference", "difference", "{:+.2f}"),
+    _column("95 % interval", "interval", "{:+.2f}"),
+    _column("published difference", "published_difference", "{:+.2f}"),
 ]
-_STABILITY = [
-    Column("std, 2nd half", lambda row: _number(row["spread"], "{:.2f}")),
-    Column("worst, 2nd half %", lambda row: _number(row["worst"], "{:.2f}")),
-]
+_STABILITY = [_column("std, 2nd half", "spread"), _column("worst, 2nd half %", "worst")]
