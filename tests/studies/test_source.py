@@ -10,9 +10,9 @@ from fedglad.config.presets import PRESETS
 from fedglad.data.picture import class_counts
 from fedglad.data.sources import DataError
 from fedglad.data.store import entry_of
-from fedglad.studies.paper import published, settings
+from fedglad.studies.paper import settings
 from fedglad.studies.paper.experiments import ENDING, EXPERIMENTS
-from fedglad.studies.paper.published import TABLES
+from fedglad.studies.paper.settings import PAPER, TABLES, Value
 
 ROOT = Path(__file__).parents[2]
 NAMES = {data.title: name for name, data in settings.DATA.items()}
@@ -50,12 +50,17 @@ def rows(source: str, near: str) -> list[list[str]]:
     return found
 
 
-def values(cells: list[str]) -> list[published.Value]:
+def label(name: str) -> str:
+    """Of a table in the LaTeX source."""
+    return rf"\label{{{PAPER['tables'][name]['label']}}}"
+
+
+def values(cells: list[str]) -> list[Value]:
     """Cells like "35.30 ± 1.62"."""
-    found: list[published.Value] = []
+    found: list[Value] = []
     for cell in cells:
         mean, _, std = cell.replace(" ", "").partition("±")
-        found.append(published.Value(float(mean), float(std) if std else None))
+        found.append(Value(float(mean), float(std) if std else None))
     return found
 
 
@@ -72,59 +77,58 @@ def by_method(found: list[list[str]], column: int = 0) -> list[tuple[str, str, b
 
 @pytest.mark.parametrize("alpha", settings.ALPHAS)
 def test_the_main_tables(source: str, alpha: float):
-    table = TABLES[f"main{ENDING[alpha]}"]
-    found = by_method(rows(source, rf"\label{{{table.label}}}")[1:])
+    name = f"main{ENDING[alpha]}"
+    table = TABLES[name]
+    found = by_method(rows(source, label(name))[1:])
     assert len(found) == 8
     for _, method, glad, cells in found:
-        own = [table.of(name, method, glad) for name in settings.DATA]
+        own = [table[data, method, glad] for data in settings.DATA]
         assert own == values(cells)
-    assert len(table.values) == 32
+    assert len(table) == 32
 
 
 @pytest.mark.parametrize("alpha", settings.ALPHAS)
 def test_the_tables_by_seed(source: str, alpha: float):
-    table = TABLES[f"seeds{ENDING[alpha]}"]
-    found = by_method(rows(source, rf"\label{{{table.label}}}")[2:], column=1)
+    name = f"seeds{ENDING[alpha]}"
+    table = TABLES[name]
+    found = by_method(rows(source, label(name))[2:], column=1)
     assert len(found) == 16
     for title, method, glad, cells in found:
-        own = [table.of(NAMES[title], method, glad, seed) for seed in (1, 2, 3)]
+        own = [table[NAMES[title], method, glad, seed] for seed in (1, 2, 3)]
         assert own == values(cells)
 
 
 @pytest.mark.parametrize(
-    ("table", "columns"),
-    [(TABLES["ratios"], [5, 10, 20]), (TABLES["strategies"], ["md", "adafl"])],
-    ids=["ratios", "strategies"],
+    ("name", "columns"), [("ratios", [5, 10, 20]), ("strategies", ["md", "adafl"])]
 )
-def test_the_tables_of_samplers(
-    source: str, table: published.Published, columns: list[int] | list[str]
-):
-    found = by_method(rows(source, rf"\label{{{table.label}}}")[2:], column=1)
+def test_the_tables_of_samplers(source: str, name: str, columns: list[int] | list[str]):
+    table = TABLES[name]
+    found = by_method(rows(source, label(name))[2:], column=1)
     assert len(found) == 8
     for title, method, glad, cells in found:
-        assert [table.of(NAMES[title], method, glad, c) for c in columns] == values(cells)
+        assert [table[NAMES[title], method, glad, c] for c in columns] == values(cells)
 
 
 def test_the_other_tables(source: str):
-    (found,) = rows(source, rf"\label{{{TABLES['centralised'].label}}}")[1:]
-    assert [TABLES["centralised"].of(name) for name in settings.DATA] == values(found)
+    (found,) = rows(source, label("centralised"))[1:]
+    assert [TABLES["centralised"][(name,)] for name in settings.DATA] == values(found)
 
-    found = by_method(rows(source, rf"\label{{{TABLES['scaffold'].label}}}")[2:])
+    found = by_method(rows(source, label("scaffold"))[2:])
     columns = [(name, alpha) for name in ("20news", "agnews", "mnist") for alpha in (0.1, 1.0)]
     for _, method, glad, cells in found:
-        assert [TABLES["scaffold"].of(c[0], method, glad, c[1]) for c in columns] == values(cells)
+        assert [TABLES["scaffold"][c[0], method, glad, c[1]] for c in columns] == values(cells)
     assert len(found) == 2
 
-    found = by_method(rows(source, rf"\label{{{TABLES['bilstm'].label}}}")[1:])
+    found = by_method(rows(source, label("bilstm"))[1:])
     for _, method, glad, cells in found:
-        own = [TABLES["bilstm"].of(name, method, glad) for name in ("20news", "agnews")]
+        own = [TABLES["bilstm"][name, method, glad] for name in ("20news", "agnews")]
         assert own == values(cells[1:])
     assert len(found) == 5
 
-    found = by_method(rows(source, rf"\label{{{TABLES['epochs'].label}}}")[2:])
+    found = by_method(rows(source, label("epochs"))[2:])
     columns = [(name, epochs) for name in ("cifar10", "mnist") for epochs in (10, 20)]
     for _, method, glad, cells in found:
-        assert [TABLES["epochs"].of(c[0], method, glad, c[1]) for c in columns] == values(cells)
+        assert [TABLES["epochs"][c[0], method, glad, c[1]] for c in columns] == values(cells)
     assert len(found) == 4
 
 
@@ -133,18 +137,18 @@ def test_the_norm_ratios(source: str):
     title = ""
     for first, alpha, *cells in found:
         title = first or title
-        own = [TABLES["norm-ratio"].of(NAMES[title], float(alpha), e) for e in (1, 3, 5)]
+        own = [TABLES["norm-ratio"][NAMES[title], float(alpha), e] for e in (1, 3, 5)]
         assert own == values(cells)
     assert len(found) == 4
-    assert f"two variables is {published.SIMILARITY.mean}," in source
+    assert f"two variables is {settings.SIMILARITY.mean}," in source
 
 
 def test_the_tables_have_the_numbers_that_the_paper_gives_them(source: str):
     """LaTeX counts captions; each table's label is on the line of its caption or below it."""
     labels = re.findall(r"\\label\{(tab: [^}]*)\}", source)
-    tables = TABLES.values()
-    assert {table.label: table.number for table in tables} == {
-        label: labels.index(label) + 1 for label in (table.label for table in tables)
+    tables = PAPER["tables"].values()
+    assert {table["label"]: table["number"] for table in tables} == {
+        label: labels.index(label) + 1 for label in (table["label"] for table in tables)
     }
     numbered = {"best mu": 13, "local training": 14, "baseline lr": 15, "best server lr": 16}
     for start, number in numbered.items():

@@ -3,8 +3,7 @@
 | file | what it has |
 |---|---|
 | `paper.toml` | its data sets, the settings of its appendix, the numbers of its tables |
-| `settings.py` | these settings, and what the paper leaves open |
-| `published.py` | its tables, read from `paper.toml` |
+| `settings.py` | the same as Python, and what the paper leaves open |
 | `cells.py`, `experiments.py` | what one cell is; the experiments by name |
 | `experiments.toml` | what each experiment shows, and where the paper has it |
 | `results.py` | finished runs, from their folders or from the small files in `results/` |

@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 from fedglad.config.presets import PRESETS
 from fedglad.config.schema import REGISTRIES, Config, ConfigError, load
-from fedglad.studies.paper.published import TABLES, Value
-from fedglad.studies.paper.settings import BETA, GAMMA, METHODS, MU, SEEDS, SERVER_LR
-from fedglad.studies.paper.settings import DATA as DATA_SETS
+from fedglad.studies.paper import settings
+from fedglad.studies.paper.settings import DATA, METHODS, TABLES, Value
 
 ABSENT = "data set not in this version"
 
@@ -31,7 +30,7 @@ class Cell:
     data: str  # the paper's data set
     preset: str
     overrides: Mapping[str, Any]
-    seeds: tuple[int, ...] = SEEDS
+    seeds: tuple[int, ...] = settings.SEEDS
     baseline: str | None = None  # the cell from which its difference is taken, seed by seed
     published: Value | None = None
     by_seed: tuple[float, ...] = ()  # published, too
@@ -53,7 +52,7 @@ class Cell:
     @property
     def rounds(self) -> int:
         """Of the whole run, as in the paper."""
-        return int(self.overrides.get("rounds", DATA_SETS[self.data].rounds))
+        return int(self.overrides.get("rounds", DATA[self.data].rounds))
 
     def config(self, seed: int, rounds: int | None = None) -> Config:
         """The configuration with this seed, shortened to `rounds` if these are fewer."""
@@ -124,20 +123,20 @@ def cell(
     overrides: dict[str, Any] = {
         "data.alpha": alpha,
         **METHODS[method],
-        "server.lr": SERVER_LR[method][data][alpha],
+        "server.lr": settings.SERVER_LR[method][data][alpha],
         "adapter.name": "glad" if glad else "none",
     }
     if method == "FedProx":
-        overrides["client.mu"] = MU[data][alpha]
+        overrides["client.mu"] = settings.MU[data][alpha]
     if glad:
-        overrides |= {"adapter.gamma": GAMMA, "adapter.beta": BETA}
+        overrides |= {"adapter.gamma": settings.GAMMA, "adapter.beta": settings.BETA}
     plain = named(data, method, detail)
     return Cell(
         label=named(data, f"{method} + FedGLAD", detail) if glad else plain,
         data=data,
         preset=data,
         overrides={**overrides, **(extra or {})},
-        published=TABLES[table].of(data, method, glad, *column) if table else None,
+        published=TABLES[table][data, method, glad, *column] if table else None,
         baseline=plain if glad else None,
         **others,
     )
@@ -145,7 +144,7 @@ def cell(
 
 def named(data: str, method: str, detail: str = "") -> str:
     """The label of the cell without FedGLAD."""
-    return f"{DATA_SETS[data].title} {method}{f', {detail}' if detail else ''}"
+    return f"{DATA[data].title} {method}{f', {detail}' if detail else ''}"
 
 
 def _words(text: str) -> list[str]:

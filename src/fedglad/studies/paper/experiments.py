@@ -14,8 +14,7 @@ from typing import Any
 
 from fedglad.studies.paper import settings
 from fedglad.studies.paper.cells import Cell, Experiment, PaperError, cell, named
-from fedglad.studies.paper.published import SIMILARITY, TABLES, Value
-from fedglad.studies.paper.settings import ALPHAS, BILSTM, BILSTM_LR, DATA, GAMMAS
+from fedglad.studies.paper.settings import ALPHAS, BILSTM, BILSTM_LR, DATA, GAMMAS, TABLES, Value
 
 WITHOUT_AND_WITH = (False, True)
 EXPLORED = ("cifar10", "20news")
@@ -49,7 +48,7 @@ def _bilstm() -> Iterator[Cell]:
     for data, recipe in BILSTM.items():
         preset = f"{data}-bilstm"
         local = {f"client.{key}": value for key, value in recipe["client"].items()}
-        value = TABLES["bilstm"].of(data, "Centralized", False)
+        value = TABLES["bilstm"][data, "Centralized", False]
         label = f"{DATA[data].title} BiLSTM centralised"
         yield replace(_alone(data, value, local), label=label, preset=preset)
         for method, glad in product(AVERAGED, WITHOUT_AND_WITH):
@@ -107,7 +106,7 @@ def _seeds() -> Iterator[Cell]:
             alpha=alpha,
             table=f"main{ENDING[alpha]}",
             detail=f"α = {alpha}",
-            by_seed=tuple(by_seed.of(data, method, glad, seed).mean for seed in settings.SEEDS),
+            by_seed=tuple(by_seed[data, method, glad, seed].mean for seed in settings.SEEDS),
         )
 
 
@@ -163,13 +162,13 @@ def _norm_ratio() -> Iterator[Cell]:
             extra={"client.epochs": epochs},
             seeds=(1,),
         )
-        yield replace(made, published=TABLES["norm-ratio"].of(data, alpha, epochs))
+        yield replace(made, published=TABLES["norm-ratio"][data, alpha, epochs])
     yield replace(*_plain("mnist"), label="MNIST FedAvg, α = 0.1, E = 5")
 
 
 def _similarity() -> Iterator[Cell]:
     first, second = _plain("cifar10", "mnist")
-    yield replace(first, published=SIMILARITY)
+    yield replace(first, published=settings.SIMILARITY)
     yield second
 
 
@@ -189,7 +188,7 @@ _CELLS: dict[str, Iterable[Cell]] = {
     "main-alpha1": _main(1.0),
     "scaffold": _scaffold(),
     "bilstm": _bilstm(),
-    "centralised": (_alone(data, TABLES["centralised"].of(data)) for data in DATA),
+    "centralised": (_alone(data, TABLES["centralised"][(data,)]) for data in DATA),
     "ratios": _explored("ratios", "sampler.clients_per_round", {5: "5 %", 10: "10 %", 20: "20 %"}),
     "strategies": _explored("strategies", "sampler.name", {"md": "MD", "adafl": "AdaFL"}),
     "epochs": _explored(

@@ -1,4 +1,7 @@
-"""The hyper-parameters of the paper's appendix, as data; what it leaves open is marked as ours."""
+"""What the paper publishes, from paper.toml: data sets, the settings of its appendix, its tables.
+
+What it leaves open is marked as ours.
+"""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -105,6 +108,40 @@ BILSTM_LR = {
     for data in BILSTM
 }
 """The server's rates in the same table, by data set and method."""
+
+# ------------------------------------------------------------------------------------- the tables
+
+Key = tuple[str | float | bool, ...]
+
+
+@dataclass(frozen=True)
+class Value:
+    """A published mean, with its deviation where there is one."""
+
+    mean: float
+    std: float | None = None
+
+
+def _values(columns: Sequence[Sequence[str | float]], rows: Mapping[str, str]) -> dict[Key, Value]:
+    values = dict[Key, Value]()
+    for row, numbers in rows.items():
+        before: Key = ()
+        for word in row.split():
+            before += (word,) if word in DATA else (word.rstrip("+"), word.endswith("+"))
+        for column, text in zip(columns, numbers.split(), strict=True):
+            key = sorted((*before, *column), key=lambda part: part not in DATA)  # the data first
+            values[tuple(key)] = Value(*map(float, text.split("±")))
+    return values
+
+
+TABLES = {name: _values(one["columns"], one["rows"]) for name, one in PAPER["tables"].items()}
+"""By their names in paper.toml: {(data set, method, with FedGLAD, …what else a column is): value}.
+
+Where a table has no methods, its keys have none.
+"""
+
+SIMILARITY = Value(0.4753)
+"""Pearson's r of GSI and label similarity over the rounds of CIFAR-10, in the text."""
 
 # ------------------------------------------------------------------ what the paper does not publish
 
