@@ -21,9 +21,16 @@ from typer.testing import CliRunner
 from fedglad.cli.track import app
 from fedglad.config.schema import load
 from fedglad.report import trackers
-from fedglad.report.trackers import NAMES, REGISTRY, TrackError, Tracking, follow, track
+from fedglad.report.trackers import (
+    NAMES,
+    REGISTRY,
+    NewRounds,
+    TrackError,
+    Tracking,
+    follow,
+    track,
+)
 from fedglad.report.trackers.names import Names, hyperparameters, scalars, summary_scalars
-from fedglad.report.trackers.source import NewRounds
 from fedglad.runs import execute
 from fedglad.trust import Alarm
 from tests.report import made

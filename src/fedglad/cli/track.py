@@ -40,10 +40,7 @@ def track(
     with mistakes(stopped=""):
         try:
             trackings = [trackers.Tracking(folder, to=to, out=out) for folder in run_folders(runs)]
-            if follow:
-                trackers.follow(trackings, wait=_Wait(trackers.POLL))
-            else:
-                trackers.write(trackings)
+            trackers.follow(trackings, wait=_Wait(trackers.POLL) if follow else None)
         except KeyboardInterrupt:
             _show(trackings)
             raise

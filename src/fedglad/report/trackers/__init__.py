@@ -1,9 +1,12 @@
 """Writers for TensorBoard, MLflow and W&B: the same names everywhere, from a run's folder.
 
-`names` has the names, `source` reads a folder as it grows, and there is one small file a tracker,
-which alone imports it. Nothing goes over the network.
+`names` has the names, and there is one small file a tracker, which alone imports it. Nothing goes
+over the network.
 """
 
+import hashlib
+import json
+import math
 import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -12,19 +15,76 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedglad.report.trackers.names import NAMES, Row, Start, hyperparameters, summary_scalars
-from fedglad.report.trackers.source import NewRounds, TrackError
+from fedglad.report.figures import alarms
+from fedglad.report.groups import in_words
+from fedglad.report.trackers.names import (
+    NAMES,
+    Names,
+    Row,
+    Start,
+    hyperparameters,
+    scalars,
+    summary_scalars,
+)
+from fedglad.runs.reader import Run, RunError, RunView
 
 __all__ = ["NAMES", "REGISTRY", "TrackError", "Tracking", "Writer", "follow", "track", "write"]
 
 POLL = 2.0  # seconds between looks at a folder
 
 
+class TrackError(RunError):
+    """What cannot be tracked; the message says what to do."""
+
+
+class NewRounds:
+    """The rounds of a run that have not been given to the tracker yet.
+
+    A run that was resumed may write rounds again: they are the same, and not given twice.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._run, self._names = Run(folder), Names()
+        self._next = 0
+        self.id = ""  # the same for the same run wherever its folder is; empty before its rounds
+        self.view = self._read()
+
+    @property
+    def started(self) -> float:
+        """Seconds since 1970."""
+        files = [self.folder / name for name in ("config.toml", "rounds.jsonl")]
+        return next(path.stat().st_mtime for path in files if path.is_file())
+
+    def new(self) -> list[Row]:
+        """The rounds since the last call."""
+        self.view = self._read()
+        rows: list[Row] = []
+        clock = 0.0
+        usual, flags, _ = alarms(self.view.rounds)
+        for record, before, flag in zip(self.view.rounds, usual, flags, strict=True):
+            clock += math.fsum(record["seconds"].values())
+            if record["round"] >= self._next:
+                self._next = record["round"] + 1
+                values = scalars(record, self._names, usual=before, flag=flag)
+                rows.append(Row(record["round"] + 1, clock, values))
+        return rows
+
+    def _read(self) -> RunView:
+        try:
+            view = self._run.read()
+        except RunError as error:
+            raise TrackError(str(error)) from None
+        now = _id(view)
+        if self.id and now and now != self.id:
+            raise TrackError(f"{self.folder} now holds another run: track it with a new command")
+        self.id = self.id or now
+        return view
+
+
 class Writer(Protocol):
     """A run in a tracker. Written twice, it is there once."""
 
-    needs: str
-    """The package, and the extra of fedglad that brings it."""
     shown: str
     """The tracker's name in words."""
     errors: tuple[type[Exception], ...]
@@ -46,6 +106,7 @@ class Writer(Protocol):
         ...
 
 
+# By the name of the package, which is also the extra of fedglad that brings it.
 REGISTRY = {
     "tensorboard": "fedglad.report.trackers.tensorboard:TensorBoard",
     "mlflow": "fedglad.report.trackers.mlflow:MLflow",
@@ -162,7 +223,18 @@ def _find(to: str) -> Any:
         writer.load()
     except ModuleNotFoundError as error:
         raise TrackError(
-            f"tracking to {writer.shown} needs the package {writer.needs}: "
-            f"pip install 'fedglad[{to}]'"
+            f"tracking to {writer.shown} needs the package {to}: pip install 'fedglad[{to}]'"
         ) from error
     return writer
+
+
+def _id(view: RunView) -> str:
+    """From the settings and the first round without its times, which differ if it runs again."""
+    if not view.rounds:
+        return ""
+    opening: dict[str, Any] = {k: v for k, v in view.rounds[0].items() if k != "seconds"}
+    try:
+        text = json.dumps([view.config, opening], sort_keys=True, default=str)
+    except (ValueError, RecursionError):  # a number too long, a table too deep
+        text = json.dumps([in_words(view.config), opening], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

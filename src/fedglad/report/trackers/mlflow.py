@@ -30,7 +30,7 @@ class MLflow:
     Settings are parameters. The time axis is the run's own.
     """
 
-    shown, needs = "MLflow", "mlflow"
+    shown = "MLflow"
     errors: ClassVar[tuple[type[Exception], ...]] = ()
 
     def __init__(self, start: Start) -> None:

@@ -1,6 +1,7 @@
 """The names under which a run's numbers go into every tracker."""
 
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain, count
@@ -12,27 +13,7 @@ from fedglad.config.keys import flat
 from fedglad.report.groups import written
 from fedglad.runs.line import number
 
-NAMES = {
-    "test/accuracy": "accuracy on the test set, 0 to 1; in the rounds that were tested",
-    "test/loss": "loss on the test set; in the rounds that were tested",
-    "train/loss": "the clients' training loss, mean by their shares in the round",
-    "gsi/all": "GSI over all parameters: how much the updates disagree, 1 if not at all",
-    "gsi/unfiltered": "the same before a filter left out updates",
-    "gsi/usual": "the running mean of GSI that the alarm compares with; none in the warm-up",
-    "gsi/<group>": "GSI of a group of parameters",
-    "alarm/one-sided": "1 if GSI is far below the usual, else 0",
-    "alarm/outlier": "1 if GSI is far above the usual, else 0",
-    "factor/mean": "mean over the groups of the factor s of the step",
-    "factor/least": "the least factor of any group",
-    "factor/most": "the greatest factor of any group",
-    "factor/<group>": "the factor s of a group of parameters",
-    "cohort/size": "how many clients answered",
-    "cohort/rejected": "how many of their updates were left out",
-    "round/skipped": "1 if the model was left as it was, else 0",
-    "label_similarity": "how alike the labels of the cohort and of all clients are, 0 to 1",
-    "seconds/<part>": "how long a part of the round took",
-    "summary/<key>": "a number of summary.json, such as last10_accuracy; once, at the last round",
-}
+NAMES: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 """What each name means. `<…>` stands for a name of the run's own, made safe by `Names`."""
 
 LONGEST = 200  # characters of a run's own name; MLflow takes 250 in all

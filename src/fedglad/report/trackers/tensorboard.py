@@ -15,7 +15,7 @@ class TensorBoard:
     The settings are hyperparameters (HPARAMS), the time axis is the run's own.
     """
 
-    shown, needs = "TensorBoard", "tensorboard"
+    shown = "TensorBoard"
     errors: ClassVar[tuple[type[Exception], ...]] = ()
 
     def __init__(self, start: Start) -> None:

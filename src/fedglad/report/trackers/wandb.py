@@ -25,7 +25,7 @@ QUIET = {
 class Wandb:
     """OUT/wandb/offline-run-…-ID, written anew each time; nothing is sent."""
 
-    shown, needs = "W&B", "wandb"
+    shown = "W&B"
     errors: ClassVar[tuple[type[Exception], ...]] = ()
     _alone: ClassVar[bool] = False  # nobody else in this process uses the library
     _open: ClassVar[int] = 0
