@@ -127,14 +127,11 @@ def _legend(figure: Any, payload: dict[str, Any], panels: Sequence[str], flags: 
     _place(figure, handles, labels, loc="outside upper center", ncols=1)
     meanings: dict[str, Any] = {}
     faint: dict[str, Any] = {**FAINT, "color": "0.3"}
+    usual = "gsi" in panels and any(has(run.get("usual")) for run in payload["runs"])
     if "loss" in panels:
-        meanings["test loss"] = Line2D([], [], color="0.3")
-        meanings["training loss"] = Line2D([], [], **faint)
-    if "gsi" in panels and any(has(run.get("usual")) for run in payload["runs"]):
-        meanings["usual GSI"] = Line2D([], [], **faint)
-    if "training loss" in meanings and "usual GSI" in meanings:
-        both = meanings.pop("training loss")
-        meanings = {"test loss, GSI": meanings["test loss"], "training loss, usual GSI": both}
+        meanings["test loss, GSI" if usual else "test loss"] = Line2D([], [], color="0.3")
+    if second := ["training loss"] * ("loss" in panels) + ["usual GSI"] * usual:
+        meanings[", ".join(second)] = Line2D([], [], **faint)
     for flag, (marker, colour) in MARKS.items():
         if flag in flags:
             meanings[f"{flag} round"] = Line2D(

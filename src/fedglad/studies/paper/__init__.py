@@ -7,7 +7,6 @@
 | `cells.py`, `experiments.py` | what one cell is; the experiments by name |
 | `experiments.toml` | what each experiment shows, and where the paper has it |
 | `results.py` | finished runs, from their folders or from the small files in `results/` |
-| `measures.py` | what is read off one run's rounds |
 | `work.py` | what is missing, as tasks of a sweep; what it costs on this machine |
 | `tables.py`, `formats.py`, `plots.py` | tables in four formats, figures |
 

@@ -19,7 +19,6 @@ from fedglad.report.plots.style import (
     paper_style,
     save,
 )
-from fedglad.studies.paper import measures
 from fedglad.studies.paper.cells import Experiment, PaperError, Reading
 from fedglad.studies.paper.results import FinishedRun, Library
 from fedglad.studies.paper.tables import CellRuns, gather
@@ -94,7 +93,7 @@ def _gamma(cells: Sequence[CellRuns]) -> Any:
     figure, axes = _figure(len(panels))
     for ax, (title, members) in zip(axes, panels.items(), strict=True):
         order = sorted(members, key=lambda one: one.cell.x or 0.0)
-        values = [list(map(measures.last10, one.runs.values())) for one in order]
+        values = [[run.last10() for run in one.runs.values()] for one in order]
         errors = [spread(v) or 0.0 for v in values]
         ax.errorbar(range(len(order)), list(map(fmean, values)), errors, fmt="o-", capsize=3)
         names = ["∞" if math.isinf(one.cell.x or 0) else f"{one.cell.x or 0:g}" for one in order]
@@ -111,7 +110,7 @@ def _bad_round(cells: Sequence[CellRuns]) -> Any:
         label, run = _first(one)
         accuracy.plot([*run.series("test_accuracy")], run.accuracy, marker=".", label=label)
         gsi.plot(*_line(run.columns["gsi_all"]), marker=".", label=label)
-    t = measures.bad_round(_first(cells[0])[1])["t"]
+    t = _first(cells[0])[1].bad_round()["t"]
     for ax in axes:
         ax.axvline(t + 1, color="grey", linestyle=":", zorder=0)
     accuracy.set(xlabel="round", ylabel="test accuracy (%)")
@@ -126,7 +125,7 @@ def _gsi_groups(cells: Sequence[CellRuns]) -> Any:
     for ax, one in zip(axes, cells, strict=True):
         label, run = _first(one)
         groups = run.columns["groups"]
-        by_size = sorted(measures.fluctuations(run), key=lambda group: group["relative"])
+        by_size = sorted(run.fluctuations(), key=lambda group: group["relative"])
         names = [group["group"] for group in by_size]
         shown = names if len(names) <= MOST else [*names[: MOST // 2], *names[-MOST // 2 :]]
         for name in (name for name in names if name not in shown):
@@ -143,7 +142,7 @@ def _similarity(cells: Sequence[CellRuns]) -> Any:
     figure, axes = _figure(len(cells))
     for ax, one in zip(axes, cells, strict=True):
         label, run = _first(one)
-        fit = measures.correlation(run)
+        fit = run.correlation()
         ax.scatter(fit.similarity, fit.gsi, s=12)
         if fit.r is not None:
             slope, start = np.polyfit(fit.similarity, fit.gsi, 1)
@@ -161,7 +160,7 @@ def _norm_ratio(cells: Sequence[CellRuns]) -> Any:
     figure, (ax,) = _figure(1)
     for one in cells:
         label, run = _first(one)
-        mean = measures.norm_ratio(run)
+        mean = run.norm_ratio()
         ax.plot(*_line(run.columns["norm_ratio"]), label=f"{label}: {mean:.3f}")
     ax.set(xlabel="round", ylabel="std/mean of squared norms")
     legend_inside(ax)

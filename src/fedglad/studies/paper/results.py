@@ -14,7 +14,10 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
+import numpy as np
+
 from fedglad.analysis.curves import Series
+from fedglad.analysis.statistics import spread
 from fedglad.config.keys import flat
 from fedglad.config.presets import shortened
 from fedglad.config.schema import FORMAT, Config, ConfigError, load
@@ -33,8 +36,18 @@ Columns = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
+class Correlation:
+    """GSI and label similarity of the rounds; the interval takes the rounds as independent."""
+
+    similarity: list[float]
+    gsi: list[float]
+    r: float | None
+    interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
 class FinishedRun:
-    """A finished run: what it was, and where it is read from."""
+    """A finished run: what it was, where it is read from, and what is read off its rounds."""
 
     path: Path
     config: Config
@@ -56,6 +69,55 @@ class FinishedRun:
     def accuracy(self) -> list[float]:
         """Of the rounds that were tested, in percent."""
         return [100 * value for value in self.series("test_accuracy").values()]
+
+    def last10(self) -> float:
+        """The paper's figure: the mean accuracy over the last 10 rounds that were tested."""
+        return 100 * self.summary["last10_accuracy"]
+
+    def norm_ratio(self) -> float:
+        """std/mean of the updates' squared norms, averaged over the rounds."""
+        return fmean(self.series("norm_ratio").values())
+
+    def correlation(self) -> Correlation:
+        """Pearson's r, with Fisher's 95 % interval; None where a side does not vary."""
+        similarity, gsi = self.series("label_similarity"), self.series("gsi_all")
+        known = [t for t in similarity if t in gsi]
+        x, y = [similarity[t] for t in known], [gsi[t] for t in known]
+        if len(known) < 3 or min(np.ptp(x), np.ptp(y)) == 0:
+            return Correlation(x, y, None, None)
+        r = float(np.corrcoef(x, y)[0, 1])
+        if len(known) == 3 or abs(r) >= 1:
+            return Correlation(x, y, r, None)
+        z, half = math.atanh(r), 1.96 / math.sqrt(len(known) - 3)
+        return Correlation(x, y, r, (math.tanh(z - half), math.tanh(z + half)))
+
+    def fluctuations(self) -> list[dict[str, Any]]:
+        """GSI of every group over the rounds, in the order of the model; `relative` is std/mean."""
+        groups: list[dict[str, Any]] = []
+        for name, parts in self.columns["groups"].items():
+            values = [value for value in parts["gsi"] if value is not None]
+            mean, std = fmean(values), spread(values) or 0.0
+            numbers = {"mean": mean, "std": std, "relative": std / mean}
+            groups.append({"group": name, **numbers, "lowest": min(values), "highest": max(values)})
+        return groups
+
+    def bad_round(self) -> dict[str, Any]:
+        """The scripted round t: accuracy before and after it, its GSI and the lowest of the others.
+
+        Both accuracies have to be tested.
+        """
+        sampler = self.config.to_dict()["sampler"]
+        t = min(map(int, {**sampler.get("cohorts", {}), **sampler.get("largest_class", {})}))
+        gsi, tested = self.columns["gsi_all"], self.columns["test_accuracy"]
+        if tested[t - 1] is None or tested[t] is None:
+            raise PaperError(f"{self.path}: rounds {t - 1} and {t} were not tested: eval_every=1")
+        return {
+            "t": t,
+            "before": 100 * tested[t - 1],
+            "after": 100 * tested[t],
+            "gsi": gsi[t],
+            "lowest_other": min(v for k, v in enumerate(gsi) if k != t and v is not None),
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """The file in results/."""

@@ -6,7 +6,6 @@ from statistics import fmean
 from typing import Any
 
 from fedglad.analysis.statistics import interval, spread, stability
-from fedglad.studies.paper import measures
 from fedglad.studies.paper.cells import Cell, Experiment, Reading
 from fedglad.studies.paper.results import FinishedRun, Library
 
@@ -109,13 +108,8 @@ def _row(one: CellRuns, cells: Sequence[CellRuns], measure: Measure) -> Row:
 
     The baseline's runs are those of the same length.
     """
-    baselines = (
-        other
-        for other in cells
-        if (other.cell.label, other.rounds) == (one.cell.baseline, one.rounds)
-        and not other.cell.absent
-    )
-    base = next(baselines, None)
+    present = {(two.cell.label, two.rounds): two for two in cells if not two.cell.absent}
+    base = present.get((one.cell.baseline or "", one.rounds))
     values, pairs = _values(one, measure), _values(base, measure) if base else {}
     differences = {seed: values[seed] - pairs[seed] for seed in values if seed in pairs}
     published = None if one.shortened else one.cell.published
@@ -153,7 +147,7 @@ def _accuracy(cells: Sequence[CellRuns]) -> Read:
     for one in cells:
         steady = stability([run.accuracy for run in one.runs.values()])
         numbers = {"spread": steady and steady.std, "worst": steady and steady.worst}
-        rows.append(_row(one, cells, measures.last10) | numbers)
+        rows.append(_row(one, cells, FinishedRun.last10) | numbers)
     return rows, [*_HEAD, _MEAN, _PUBLISHED, *_DIFFERENCE, *_STABILITY]
 
 
@@ -179,7 +173,7 @@ def _gamma(cells: Sequence[CellRuns]) -> Read:
 
 
 def _norm_ratio(cells: Sequence[CellRuns]) -> Read:
-    rows = [_row(one, cells, measures.norm_ratio) for one in cells]
+    rows = [_row(one, cells, FinishedRun.norm_ratio) for one in cells]
     mean = _column("std/mean", "mean", "{:.3f}", std="std")
     return rows, [*_HEAD, mean, _column("published", "published")]
 
@@ -187,8 +181,8 @@ def _norm_ratio(cells: Sequence[CellRuns]) -> Read:
 def _similarity(cells: Sequence[CellRuns]) -> Read:
     rows: list[Row] = []
     for one in cells:
-        fits = [measures.correlation(run) for run in one.runs.values()]
-        row = _row(one, cells, lambda run: measures.correlation(run).r)
+        fits = [run.correlation() for run in one.runs.values()]
+        row = _row(one, cells, lambda run: run.correlation().r)
         row["points"] = len(fits[0].gsi) if fits else None
         # The cohorts of all seeds are the same: one seed's interval is not made narrower by others.
         row["interval"] = list(fits[0].interval) if fits and fits[0].interval else None
@@ -206,8 +200,8 @@ def _gsi_groups(cells: Sequence[CellRuns]) -> Read:
     rows: list[Row] = []
     nothing = {"group": "", "relative": None, "lowest": None, "highest": None}
     for one in cells:
-        plain = _row(one, cells, measures.last10)
-        groups = measures.fluctuations(next(iter(one.runs.values()))) if one.runs else []
+        plain = _row(one, cells, FinishedRun.last10)
+        groups = next(iter(one.runs.values())).fluctuations() if one.runs else []
         rows += [{**plain, **group} for group in groups or [nothing]]
     shown = {
         "mean GSI": "mean",
@@ -223,7 +217,7 @@ def _gsi_groups(cells: Sequence[CellRuns]) -> Read:
 def _bad_round(cells: Sequence[CellRuns]) -> Read:
     rows, columns = _accuracy(cells)
     for one, row in zip(cells, rows, strict=True):
-        rounds = [measures.bad_round(run) for run in one.runs.values()]
+        rounds = [run.bad_round() for run in one.runs.values()]
         row["t"] = rounds[0]["t"] if rounds else None
         for name in ("before", "after", "gsi", "lowest_other"):
             row[name] = fmean(bad[name] for bad in rounds) if rounds else None
