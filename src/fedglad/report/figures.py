@@ -50,9 +50,10 @@ def payload(
         raise ReportError("there is no run to report on")
     grouped = group(views, baseline)
     runs = [run(view, share=len(grouped.views)) for view in grouped.views]
-    for k, one in enumerate(grouped.groups):
-        for member in one.runs:
-            runs[member] |= {"label": one.label, "seed": grouped.seeds[member], "group": k}
+    groups, seeds = grouped.groups, grouped.seeds
+    for place, k in enumerate(groups.order):
+        for member in groups.parts[k].values():
+            runs[member] |= {"label": groups.labels[k], "seed": seeds[member], "group": place}
     return {
         "version": VERSION,
         "title": f"{len(runs)} runs" if len(runs) > 1 else runs[0]["name"],
@@ -61,8 +62,12 @@ def payload(
         "verdict": verdict(runs),
         "notes": [*_notes(runs), *(f"{text(note, 400)}." for note in grouped.notes)],
         "groups": [
-            {"label": one.label, "baseline": one.baseline, "runs": one.runs}
-            for one in grouped.groups
+            {
+                "label": groups.labels[k],
+                "baseline": k == groups.base and len(groups.parts) > 1,
+                "runs": list(groups.parts[k].values()),
+            }
+            for k in groups.order
         ],
         "runs": runs,
     }

@@ -3,11 +3,11 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedglad.analysis import grouping
-from fedglad.analysis.grouping import CompareError, Seed, Settings, pop_seed, settings_of
+from fedglad.analysis.grouping import CompareError, Grouping, Seed, Settings, pop_seed, settings_of
 from fedglad.config.keys import flat, label, shown
 from fedglad.report import ReportError
 from fedglad.runs.line import text
@@ -15,25 +15,11 @@ from fedglad.runs.reader import Run, RunView
 
 
 @dataclass(frozen=True, kw_only=True)
-class PageGroup:
-    """Repetitions of one configuration: places among the runs, by their seeds."""
-
-    label: str
-    members: dict[Seed, int]
-    baseline: bool = False
-    unpaired: str = ""  # why there is no difference to the baseline
-
-    @property
-    def runs(self) -> list[int]:
-        return list(self.members.values())
-
-
-@dataclass(frozen=True, kw_only=True)
 class Grouped:
-    """The groups, the baseline first, of `views`; `seeds` names the repetition of each."""
+    """The groups of `views`; `seeds` names the repetition of each, `notes` what is to be known."""
 
     views: list[RunView]
-    groups: list[PageGroup]
+    groups: Grouping
     seeds: list[str]
     notes: list[str]
 
@@ -62,24 +48,16 @@ def group(views: Sequence[RunView], baseline: str | None = None) -> Grouped:
     ]
     kept = sorted(k for part in made.parts for k in part.values())
     number = {k: n for n, k in enumerate(kept)}
-    groups: list[PageGroup] = []
+    parts = [{seed: number[k] for seed, k in part.items()} for part in made.parts]
     for k in made.order:
         if reason := made.unpaired(k, same_length=True):
             notes.append(f"{made.labels[k]} is not paired with {made.labels[made.base]}: {reason}")
-        groups.append(
-            PageGroup(
-                label=made.labels[k],
-                members={seed: number[run] for seed, run in made.parts[k].items()},
-                baseline=k == made.base and len(made.parts) > 1,
-                unpaired=reason,
-            )
-        )
     seeds = [grouping.named_seed(seed) for _, seed in runs]
     known = [seeds[k] for k, (settings, _) in enumerate(runs) if settings is not None]
     names = grouping.varying_seeds(known)
     return Grouped(
         views=[views[k] for k in kept],
-        groups=groups,
+        groups=replace(made, parts=parts),
         seeds=[
             " ".join(f"{name}={seeds[k][name]}" for name in names if name in seeds[k]) for k in kept
         ],

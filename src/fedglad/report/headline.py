@@ -8,7 +8,7 @@ from statistics import fmean
 from fedglad.analysis.curves import Series, series
 from fedglad.analysis.statistics import LAST, interval, last_mean, spread
 from fedglad.report import RunFigures
-from fedglad.report.groups import Grouped, PageGroup
+from fedglad.report.groups import Grouped
 from fedglad.runs.line import number
 from fedglad.runs.reader import RunView
 
@@ -54,11 +54,11 @@ def disagreement(view: RunView) -> str | None:
 def headline(grouped: Grouped, runs: Sequence[RunFigures]) -> list[dict[str, str]]:
     """The figures at the head of the page."""
     tiles: list[dict[str, str]] = []
-    base = next((one for one in grouped.groups if one.baseline), None)
-    for one in grouped.groups:
-        tiles.append(_accuracy(grouped.views, one, runs, alone=base is None))
-        if base and not (one.baseline or one.unpaired):
-            tiles += _gain(grouped.views, one, base, several=len(grouped.groups) > 2)
+    groups = grouped.groups
+    for k in groups.order:
+        tiles.append(_accuracy(grouped, k, runs))
+        if k != groups.base and not groups.unpaired(k, same_length=True):
+            tiles += _gain(grouped, k)
     return [*tiles, _distrusted(runs), _rejected(runs), _time(runs)]
 
 
@@ -157,12 +157,12 @@ def _tests(view: RunView) -> Series:
     return series(view.rounds, "test_accuracy")
 
 
-def _accuracy(
-    views: Sequence[RunView], group: PageGroup, runs: Sequence[RunFigures], *, alone: bool
-) -> dict[str, str]:
+def _accuracy(grouped: Grouped, k: int, runs: Sequence[RunFigures]) -> dict[str, str]:
     """A group's result; of runs that were never tested, the training loss."""
-    of = "" if alone else f": {group.label}"
-    views = [views[k] for k in group.runs]
+    groups = grouped.groups
+    of = "" if len(groups.parts) == 1 else f": {groups.labels[k]}"
+    members = groups.parts[k].values()
+    views = [grouped.views[member] for member in members]
     results = [result(view) for view in views]
     last10 = [100 * one.last10 for one in results if one.last10 is not None]
     details = [f"{len(views)} seeds"] if len(views) > 1 else []
@@ -175,7 +175,7 @@ def _accuracy(
         tests = max(one.tests for one in results)
         unit = "round" if tests == LAST and all(map(_every_round, views)) else "test"
         return _tile(f"Accuracy, {_last_few(tests, unit)}{of}", value, details)
-    all_losses = [losses for k in group.runs if (losses := _known(runs[k]["train_loss"]))]
+    all_losses = [losses for m in members if (losses := _known(runs[m]["train_loss"]))]
     if all_losses:
         details = ["no accuracy was measured", *details]
         few = _last_few(max(map(len, all_losses)), "round")
@@ -209,17 +209,17 @@ def _progress(views: Sequence[RunView]) -> list[str]:
     return [f"round {last}" + (f" of {going[0].planned}" if going[0].planned else "")]
 
 
-def _gain(
-    views: Sequence[RunView], group: PageGroup, base: PageGroup, *, several: bool
-) -> list[dict[str, str]]:
+def _gain(grouped: Grouped, k: int) -> list[dict[str, str]]:
     """A group's result minus the baseline's, by the seeds that both have; nothing without any.
 
     While a run goes on, both end at the last common test.
     """
+    groups = grouped.groups
+    members, base = groups.parts[k], groups.parts[groups.base]
     values: list[float] = []
     ends: list[int] = []
-    for seed in (seed for seed in group.members if seed in base.members):
-        one, other = (views[part.members[seed]] for part in (group, base))
+    for seed in (seed for seed in members if seed in base):
+        one, other = (grouped.views[part[seed]] for part in (members, base))
         mine, theirs = result(one).last10, result(other).last10
         if not (one.finished and other.finished):
             tests = [_tests(one), _tests(other)]
@@ -242,9 +242,9 @@ def _gain(
     else:
         details = [f"{seeds}: {', '.join(map(_points, values))}", "no interval below 3"]
     details += [f"up to round {min(ends)}"] if ends else []
-    who = f"{group.label}: gain" if several else "Gain"
+    who = f"{groups.labels[k]}: gain" if len(groups.parts) > 2 else "Gain"
     value = f"{_points(fmean(values))} points"
-    return [_tile(f"{who} over {base.label}", value, details, tone)]
+    return [_tile(f"{who} over {groups.labels[groups.base]}", value, details, tone)]
 
 
 def _distrusted(runs: Sequence[RunFigures]) -> dict[str, str]:

@@ -8,14 +8,13 @@ import re
 from collections.abc import Callable, Generator, Sequence, Sized
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fedglad.report import RunFigures
 from fedglad.report.plots import factors, rounds, similarity
 from fedglad.report.plots.style import clean, paper_style, save
 
-Format = Literal["png", "svg", "pdf"]
-FORMATS: tuple[Format, ...] = ("png", "svg", "pdf")
+FORMATS = ("png", "svg", "pdf")
 
 
 def write(payload: dict[str, Any], folder: Path, format: str) -> list[Path]:

@@ -5,16 +5,7 @@ from typing import Any
 
 from fedglad.analysis.comparison import Comparison
 from fedglad.report import ReportError
-from fedglad.report.plots.style import (
-    SCREEN_DPI,
-    SCREEN_POINTS,
-    look,
-    mean_line,
-    new_figure,
-    paper_style,
-    round_axis,
-    save,
-)
+from fedglad.report.plots import style
 
 PANELS = {"accuracy": ("test accuracy, %", 100.0), "gsi": ("GSI over all parameters", 1.0)}
 WIDTH, HEIGHT = 8.0, 3.5  # inches of a panel
@@ -22,10 +13,10 @@ WIDTH, HEIGHT = 8.0, 3.5  # inches of a panel
 
 def write(comparison: Comparison, path: Path) -> None:
     """Draws the groups that have rounds, each with a band of ± std over its runs."""
-    with paper_style(SCREEN_POINTS):
+    with style.paper_style(style.SCREEN_POINTS):
         figure = draw(comparison)
         try:
-            save(figure, path, dpi=SCREEN_DPI)
+            style.save(figure, path, dpi=style.SCREEN_DPI)
         except (OSError, ValueError) as error:
             raise ReportError(f"{path} cannot be written: {error}") from None
 
@@ -37,16 +28,16 @@ def draw(comparison: Comparison) -> Any:
         raise ReportError("there are no rounds to plot: the runs have only a summary")
     same = all(gsi == 1 for _, curves in groups for gsi in curves["gsi"].mean)
     panels = ["accuracy"] if same else list(PANELS)
-    figure = new_figure(HEIGHT * len(panels), WIDTH)
+    figure = style.new_figure(HEIGHT * len(panels), WIDTH)
     column = list(figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0])
     for axes, panel in zip(column, panels, strict=True):
         title, unit = PANELS[panel]
         for place, (label, curves) in enumerate(groups):
-            mean_line(axes, curves[panel], unit=unit, label=label, **look(place))
+            style.mean_line(axes, curves[panel], unit=unit, label=label, **style.look(place))
         axes.grid(True)
         axes.margins(x=0.01)
         axes.set_ylabel(title)
-    round_axis(column[-1])
+    style.round_axis(column[-1])
     if len(groups) > 1:
         handles, labels = column[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=1)

@@ -10,15 +10,7 @@ import numpy as np
 
 from fedglad.analysis.curves import curve
 from fedglad.analysis.statistics import spread
-from fedglad.report.plots.style import (
-    SCREEN_DPI,
-    SCREEN_POINTS,
-    legend_inside,
-    mean_line,
-    new_figure,
-    paper_style,
-    save,
-)
+from fedglad.report.plots import style
 from fedglad.studies.paper.cells import Experiment, PaperError, Reading
 from fedglad.studies.paper.results import FinishedRun, Library
 from fedglad.studies.paper.tables import CellRuns, gather
@@ -36,15 +28,15 @@ def plot(experiment: Experiment, library: Library, path: Path) -> list[str]:
         raise PaperError(
             f"no run of {experiment.name} is finished: fedglad paper run {experiment.name}"
         )
-    with paper_style(SCREEN_POINTS):
+    with style.paper_style(style.SCREEN_POINTS):
         figure = _DRAWN.get(experiment.reading, _curves)(cells)
         for ax in figure.axes:
             if ax.get_xlabel().startswith("round"):
                 ax.xaxis.get_major_locator().set_params(integer=True)
             ax.grid(True)
-        figure.suptitle(f"{experiment.name} ({experiment.where})", fontsize=SCREEN_POINTS)
+        figure.suptitle(f"{experiment.name} ({experiment.where})", fontsize=style.SCREEN_POINTS)
         path.parent.mkdir(parents=True, exist_ok=True)
-        save(figure, path, dpi=SCREEN_DPI)
+        style.save(figure, path, dpi=style.SCREEN_DPI)
     missing = len({one.cell.label for one in every} - {one.cell.label for one in cells})
     some = "a cell without a run is" if missing == 1 else f"{missing} cells without a run are"
     return [f"{some} left out"] if missing else []
@@ -54,7 +46,9 @@ def _figure(panels: int, rows: int = 1) -> tuple[Any, list[Any]]:
     """A figure with its axes; `rows` of them belong to each panel, one above the other."""
     across, scale = (min(panels, 2), 1.0) if panels <= FEW else (4, 0.65)
     down = math.ceil(panels / across)
-    figure = new_figure(scale * HEIGHT * down * (1 + 0.6 * (rows - 1)), scale * WIDTH * across)
+    figure = style.new_figure(
+        scale * HEIGHT * down * (1 + 0.6 * (rows - 1)), scale * WIDTH * across
+    )
     return figure, [figure.add_subplot(down * rows, across, k + 1) for k in range(panels * rows)]
 
 
@@ -74,9 +68,9 @@ def _curves(cells: Sequence[CellRuns]) -> Any:
     for ax, (title, members) in zip(axes, panels.items(), strict=True):
         for one in members:
             runs = [run.series("test_accuracy") for run in one.runs.values()]
-            mean_line(ax, curve(runs), unit=100.0, label=f"{_short(one)} (n = {len(runs)})")
+            style.mean_line(ax, curve(runs), unit=100.0, label=f"{_short(one)} (n = {len(runs)})")
         ax.set(title=title, xlabel="round", ylabel="test accuracy (%)")
-        legend_inside(ax)
+        style.legend_inside(ax)
     return figure
 
 
@@ -114,7 +108,7 @@ def _bad_round(cells: Sequence[CellRuns]) -> Any:
     for ax in axes:
         ax.axvline(t + 1, color="grey", linestyle=":", zorder=0)
     accuracy.set(xlabel="round", ylabel="test accuracy (%)")
-    legend_inside(accuracy)
+    style.legend_inside(accuracy)
     gsi.set(xlabel=f"round (dotted: the bad one, {t + 1})", ylabel="GSI of all parameters")
     return figure
 
@@ -133,7 +127,7 @@ def _gsi_groups(cells: Sequence[CellRuns]) -> Any:
         for name in (name for name in groups if name in shown):
             ax.plot(*_line(groups[name]["gsi"]), label=name)
         ax.set(title=label, xlabel="round", ylabel="GSI")
-        legend_inside(ax, ncols=2)
+        style.legend_inside(ax, ncols=2)
     return figure
 
 
@@ -148,7 +142,7 @@ def _similarity(cells: Sequence[CellRuns]) -> Any:
             slope, start = np.polyfit(fit.similarity, fit.gsi, 1)
             x = np.array([min(fit.similarity), max(fit.similarity)])
             ax.plot(x, start + slope * x, color="tab:red", label=f"r = {fit.r:.4f}")
-            legend_inside(ax)
+            style.legend_inside(ax)
         published = one.cell.published
         beside = f"; published r = {published.mean}" if published and not one.shortened else ""
         ax.set(title=f"{label}{beside}", xlabel="label similarity", ylabel="GSI")
@@ -163,7 +157,7 @@ def _norm_ratio(cells: Sequence[CellRuns]) -> Any:
         mean = run.norm_ratio()
         ax.plot(*_line(run.columns["norm_ratio"]), label=f"{label}: {mean:.3f}")
     ax.set(xlabel="round", ylabel="std/mean of squared norms")
-    legend_inside(ax)
+    style.legend_inside(ax)
     return figure
 
 
