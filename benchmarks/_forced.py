@@ -3,7 +3,7 @@
 import itertools
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from fedglad.data.digits import Digits
 from fedglad.data.federation import Partitioned
 from fedglad.records import Bundle, Several, Update
 from fedglad.rng import stream
-from fedglad.simulation.engines.base import Engine, Evaluation, Group, Job, Packed
+from fedglad.simulation.engines.base import Engine, Job, Packed, Updates
 from fedglad.simulation.simulation import Simulation
 
 Array = np.ndarray
@@ -69,7 +69,7 @@ class Tampered:
 
     def train(
         self, t: int, cohort: Sequence[int], packed: Packed, sent: dict[str, Tensor]
-    ) -> Iterator[Group]:
+    ) -> Updates:
         for group in self.inner.train(t, cohort, packed, sent):
             updates = group.updates() if isinstance(group, Bundle) else group
             yield Several([self._sent(t, u) if isinstance(u, Update) else u for u in updates])
@@ -79,7 +79,7 @@ class Tampered:
         assert isinstance(update.delta, Tensor)
         return replace(update, delta=update.delta * self.factors.get((t, update.client), 1.0))
 
-    def evaluate(self, packed: Packed) -> Evaluation:
+    def evaluate(self, packed: Packed) -> tuple[float, float]:
         return self.inner.evaluate(packed)
 
     def losses(self, clients: Sequence[int], packed: Packed) -> list[float]:

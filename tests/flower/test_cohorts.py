@@ -1,7 +1,7 @@
 """Who takes part: the simulator's cohorts, whatever the node ids and the order of arrival."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any, cast
@@ -27,7 +27,7 @@ from fedglad.samplers.md import MD
 from fedglad.samplers.power_of_choice import PowerOfChoice
 from fedglad.samplers.scripted import Scripted
 from fedglad.samplers.uniform import Uniform
-from fedglad.simulation.engines.base import Evaluation, Group
+from fedglad.simulation.engines.base import Updates
 from fedglad.simulation.simulation import Parts, Simulation
 from fedglad.weights import Samples
 
@@ -66,7 +66,7 @@ class Engine:
         views = self.layout.views(packed[0])
         return {name: views[name].numpy().copy() for name in ("weight", "bias")}
 
-    def train(self, t: int, cohort: Sequence[int], packed: Any, sent: Any) -> Iterator[Group]:
+    def train(self, t: int, cohort: Sequence[int], packed: Any, sent: Any) -> Updates:
         arrays = self._arrays(packed)
         for k in cohort:
             found = by(self.population)(k, arrays)
@@ -78,8 +78,8 @@ class Engine:
     def losses(self, asked: Sequence[int], packed: Any) -> list[float]:
         return [self.population[k].loss(self._arrays(packed)) for k in asked]
 
-    def evaluate(self, packed: Any) -> Evaluation:
-        return Evaluation(0.0, 0.0)
+    def evaluate(self, packed: Any) -> tuple[float, float]:
+        return 0.0, 0.0
 
     def close(self) -> None: ...
 

@@ -138,8 +138,8 @@ def test_evaluation_in_chunks_is_exact():
         with closing(settings.start(job(data, model))) as found:
             results.append(found.evaluate(packed(model)))
     assert results[0] == results[1]
-    assert results[0].loss == pytest.approx(loss, rel=1e-6)
-    assert results[0].accuracy == hits / 2345
+    assert results[0][0] == pytest.approx(loss, rel=1e-6)
+    assert results[0][1] == hits / 2345
 
 
 # ------------------------------------------------------------------------------------- faults
@@ -177,7 +177,7 @@ def test_all_workers_killed_while_idle_are_replaced():
         assert kept(found.train(0, [1, 2, 3], zeros(), {})) == first
         for process in found.pool.processes:
             os.kill(process.handle.pid, signal.SIGKILL)
-        assert found.evaluate(zeros()).accuracy > 0
+        assert found.evaluate(zeros())[1] > 0
 
 
 class Wide(nn.Linear):

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from fedglad.clients.method import Loss, Plain
 from fedglad.clients.workbench import Workbench
 from fedglad.core.threads import threads
-from fedglad.simulation.engines.base import CHUNK, measure
+from fedglad.simulation.engines.base import CHUNK, mean, measure
 
 
 def fit(
@@ -47,5 +47,4 @@ def score(
         raise ValueError("there are no samples to evaluate on")
     with threads(1):
         chunks = zip(x.split(CHUNK), y.split(CHUNK), strict=True)
-        sums = [measure(model, loss, *chunk) for chunk in chunks]
-    return sum(total for total, _ in sums) / len(y), sum(hits for _, hits in sums) / len(y)
+        return mean([measure(model, loss, *chunk) for chunk in chunks], len(y))

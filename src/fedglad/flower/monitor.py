@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedglad.adapters import Adapter, Glad
 from fedglad.core.validate import Guard
 from fedglad.flower import log
-from fedglad.flower.folder import Folder
+from fedglad.flower.folder import Write, opened
 from fedglad.flower.nodes import Directory
 from fedglad.flower.session import Session, TrainingResult
 from fedglad.flower.strategy import EvaluateFn, FedGLAD
@@ -49,7 +49,7 @@ class Monitor(Strategy):
         self.inner = inner
         self.adapter, self.guard = adapter, guard
         self.buffers = None if buffers is None else tuple(buffers)
-        self.folder = Folder(checkpoint_dir, resumable=False)
+        self.checkpoint_dir = checkpoint_dir
         self.weight_key = weighted_by_key or getattr(inner, "weighted_by_key", "num-examples")
         self.records: list[dict[str, Any]] = []
         self.session: Session | None = None
@@ -58,6 +58,7 @@ class Monitor(Strategy):
         self._metrics: dict[str, MetricRecord | None] = {}
         self._begun = 0.0
         self._inner: dict[str, Any] = {}
+        self._write: Write | None = None
 
     def __getattr__(self, name: str) -> Any:
         if "inner" not in self.__dict__:  # while it is being copied
@@ -87,20 +88,20 @@ class Monitor(Strategy):
         except Exception as error:
             log.warn("Monitor: this model cannot be measured: %r", error)
             return self.inner.start(*args)
-        with self.folder.open(self.session, num_rounds) as self.records:
+        folder = opened(self.checkpoint_dir, self.session, num_rounds, resumable=False)
+        with folder as (self.records, self._write):
             attributes = vars(self.inner)
             before = {name: attributes[name] for name in OBSERVED if name in attributes}
             self._inner = {name: getattr(self.inner, name) for name in OBSERVED}
             attributes.update({name: getattr(self, name) for name in OBSERVED})
             try:
-                result = self.inner.start(*args)
+                return self.inner.start(*args)
             finally:
                 for name in OBSERVED:
                     del attributes[name]
                 attributes.update(before)
                 self._close_round()
-            self.folder.finish()
-        return result
+                self._write = None
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -180,8 +181,8 @@ class Monitor(Strategy):
     def _close_round(self) -> None:
         """Writes the round that was open to the folder, now that it was also evaluated."""
         try:
-            if self._open is not None and self.session is not None:
-                self.folder.write(self.records[-1], self.session)
+            if self._open is not None and self._write is not None:
+                self._write(self.records[-1])
         except Exception as error:
             log.warn("Monitor: the round could not be written: %r", error)
         self._open, self._metrics = None, {}

@@ -17,7 +17,7 @@ from fedglad.core import malloc
 from fedglad.core.validate import Guard
 from fedglad.filters import Filter
 from fedglad.flower import log
-from fedglad.flower.folder import Folder
+from fedglad.flower.folder import opened
 from fedglad.flower.nodes import Directory, Kind
 from fedglad.flower.replies import mean_metrics, rounds_of
 from fedglad.flower.session import Session, TrainingResult
@@ -141,6 +141,7 @@ class FedGLAD(Strategy):
         self.session: Session | None = None
         self._asked: dict[str, tuple[Cohort, list[Message]]] = {}  # between Flower's two halves
         self._given: ArrayRecord | None = None
+        self._waited = round_timeout or 3600.0  # seconds, unless `start` is given others
 
     def summary(self) -> None:
         """Logs the settings."""
@@ -166,29 +167,29 @@ class FedGLAD(Strategy):
         self.summary()
         malloc.give_back()  # glibc keeps 5 MB for each of Flower's threads: a sixth of the peak
         session = self.session = self._begin(initial_arrays, num_rounds)
-        folder = Folder(self.checkpoint_dir)
-        waited = self.round_timeout or timeout
-        with closing(session), folder.open(session, num_rounds) as self.records:
+        self._waited = self.round_timeout or timeout
+        folder = opened(self.checkpoint_dir, session, num_rounds)
+        with closing(session), folder as (self.records, write):
             initial = evaluate_fn(0, session.arrays()) if evaluate_fn and not session.t else None
             for t in range(session.t, num_rounds):
                 log.info("[ROUND %d/%d]", t + 1, num_rounds)
                 begin = perf_counter()
-                trained = self._train(session, grid, train_config or ConfigRecord(), waited)
+                trained = self._train(session, grid, train_config or ConfigRecord())
                 metrics = {"initial": initial} if t == 0 else {}
                 metrics["train"] = self._averaged(trained.contents, "train")
                 middle = perf_counter()
                 if self.fraction_evaluate:
                     config = evaluate_config or ConfigRecord()
-                    metrics["evaluate"] = self._evaluate(session, grid, config, waited)
+                    asked = self.configure_evaluate(t + 1, session.arrays(), config, grid)
+                    replies = exchange(grid, list(asked), self._waited)
+                    metrics["evaluate"] = self.aggregate_evaluate(t + 1, replies)
                 if evaluate_fn:
                     metrics["server"] = evaluate_fn(t + 1, session.arrays())
                 seconds = {"train": middle - begin, "test": perf_counter() - middle}
                 self._record(session, trained, metrics, seconds)
-                folder.write(self.records[-1], session)
+                write(self.records[-1])
             self._conclude(num_rounds)
-            if num_rounds:
-                folder.finish()
-            return self._result(session, initial)
+        return self._result(session, initial)
 
     # What Flower's own `Strategy.start`, and strategies that wrap others, call.
 
@@ -200,11 +201,10 @@ class FedGLAD(Strategy):
         if not self.fraction_train:
             return []
         session = self._session(arrays, server_round)
-        timeout = self.round_timeout or 3600.0
-        if reason := session.wait(grid, timeout):
+        if reason := session.wait(grid, self._waited):
             log.warn("Round %d: %s", server_round, reason)
             return []
-        cohort = session.choose(grid, timeout)
+        cohort = session.choose(grid, self._waited)
         messages = session.messages(cohort.ids, arrays, config, MessageType.TRAIN)
         self._asked["train"] = cohort, messages
         return messages
@@ -217,9 +217,7 @@ class FedGLAD(Strategy):
         if asked is None or session is None:
             return None, None
         cohort, messages = asked
-        trained = session.aggregate(
-            cohort, in_order(messages, replies), self.round_timeout or 3600.0
-        )
+        trained = session.aggregate(cohort, in_order(messages, replies), self._waited)
         metrics = self._averaged(trained.contents, "train")
         self._record(session, trained, {"train": metrics}, {})
         self._given = session.arrays() if trained.record.stepped else None
@@ -232,21 +230,21 @@ class FedGLAD(Strategy):
         if not self.fraction_evaluate:
             return []
         session = self._session(arrays, server_round, take_over=False)
-        waited = self.round_timeout or 3600.0
-        clients = session.evaluators(grid, self.fraction_evaluate, self.min_evaluate_nodes, waited)
+        fraction, least = self.fraction_evaluate, self.min_evaluate_nodes
+        clients = session.evaluators(grid, fraction, least, self._waited)
         messages = session.messages(clients, arrays, config, MessageType.EVALUATE)
         self._asked["evaluate"] = Cohort(tuple(clients)), messages
         return messages
 
     def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
+        self, server_round: int, replies: Iterable[Message | None]
     ) -> MetricRecord | None:
         """The mean metrics of the usable replies."""
         asked = self._asked.pop("evaluate", None)
         if asked is None or self.session is None:
             return None
         cohort, messages = asked
-        contents = self.session.evaluations(cohort.ids, in_order(messages, replies), 0.0)
+        contents = self.session.evaluations(cohort.ids, in_order(messages, replies), self._waited)
         return self._averaged(contents, "evaluate")
 
     def _begin(self, arrays: ArrayRecord, rounds: int | None = None) -> Session:
@@ -288,21 +286,11 @@ class FedGLAD(Strategy):
         self.session.t = server_round - 1
         return self.session
 
-    def _train(
-        self, session: Session, grid: Grid, config: ConfigRecord, timeout: float
-    ) -> TrainingResult:
+    def _train(self, session: Session, grid: Grid, config: ConfigRecord) -> TrainingResult:
         if self.fraction_train:
-            return session.train(grid, config, timeout, self.retries)
-        session.wait(grid, timeout)
+            return session.train(grid, config, self._waited, self.retries)
+        session.wait(grid, self._waited)
         return TrainingResult(Record("skipped", "fraction_train is 0"))
-
-    def _evaluate(
-        self, session: Session, grid: Grid, config: ConfigRecord, timeout: float
-    ) -> MetricRecord | None:
-        clients = session.evaluators(grid, self.fraction_evaluate, self.min_evaluate_nodes, timeout)
-        messages = session.messages(clients, session.arrays(), config, MessageType.EVALUATE)
-        contents = session.evaluations(clients, exchange(grid, messages, timeout), timeout)
-        return self._averaged(contents, "evaluate")
 
     def _averaged(self, contents: list[RecordDict], what: str) -> MetricRecord | None:
         """The metrics by the user's function; if it fails, training goes on without them."""

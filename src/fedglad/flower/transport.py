@@ -48,9 +48,11 @@ def wait_for(grid: Grid, wanted: int, timeout: float | None) -> Iterator[int]:
         time.sleep(1.0)
 
 
-def in_order(messages: list[Message], replies: Iterable[Message]) -> Iterator[Message | None]:
+def in_order(
+    messages: list[Message], replies: Iterable[Message | None]
+) -> Iterator[Message | None]:
     """The replies in the order of the messages; one of a node that failed names no sender."""
-    by_id = {reply.metadata.reply_to_message_id: reply for reply in replies}
+    by_id = {reply.metadata.reply_to_message_id: reply for reply in replies if reply}
     by_node = {reply.metadata.src_node_id: reply for reply in by_id.values()}
     for message in messages:
         reply = by_id.get(message.metadata.message_id)

@@ -58,7 +58,6 @@ class Driver:
             self.updates = Memories(memories and memories / "updates")
         self.stores = [store for store in (self.memories, self.updates) if store]
         self.t = 0
-        self.alarm = Alarm()
         self.sampler_state: State = {}
         self.alarm_state: State = {}
 
@@ -118,12 +117,9 @@ class Driver:
             )
         self._settle(cohort, record)
         self.sampler_state = self.sampler.observe(self.sampler_state, record)
-        return record, self.judge(record.gsi_all if record.stepped else None)
-
-    def judge(self, gsi: float | None) -> str | None:
-        """The alarm's flag of a round, None for a usual one or one that was skipped."""
-        flag, self.alarm_state = self.alarm.judge(gsi, self.alarm_state)
-        return flag
+        gsi = record.gsi_all if record.stepped else None
+        flag, self.alarm_state = Alarm().judge(gsi, self.alarm_state)
+        return record, flag
 
     def last(self, client: int) -> Tensor | None:
         """The client's last accepted update, for a sampler that keeps them."""

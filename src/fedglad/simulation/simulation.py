@@ -20,7 +20,7 @@ from fedglad.records import Bundle, Failure, Round
 from fedglad.samplers.base import Pool, Sampler
 from fedglad.server.server import Server
 from fedglad.simulation.driver import Driver
-from fedglad.simulation.engines.base import Engine, Federation, Group, Job
+from fedglad.simulation.engines.base import Engine, Federation, Job, Updates
 from fedglad.weights import Samples
 
 logger = logging.getLogger("fedglad")
@@ -101,13 +101,13 @@ class Simulation(Driver):
             self.t = t + 1
             trained = time.perf_counter()
             tested = self.t % parts.eval_every == 0 or self.t == parts.rounds
-            result = self.engine.evaluate(server.packed) if tested else None
+            loss, accuracy = self.engine.evaluate(server.packed) if tested else (None, None)
             yield Round(
                 t,
                 cohort.ids,
                 record,
-                test_loss=result.loss if result else None,
-                test_accuracy=result.accuracy if result else None,
+                test_loss=loss,
+                test_accuracy=accuracy,
                 label_similarity=self._similarity(cohort.ids),
                 alarm=alarm,
                 seconds={"train": trained - begin, "test": time.perf_counter() - trained},
@@ -127,9 +127,7 @@ class Simulation(Driver):
         return float(merged @ self.everybody / length) if length else None
 
 
-def _weighted(
-    t: int, groups: Iterator[Group], weights: tuple[float, ...] | None
-) -> Iterator[Group]:
+def _weighted(t: int, groups: Updates, weights: tuple[float, ...] | None) -> Updates:
     """The updates with the cohort's weights; a failed client's traceback goes to the log."""
     place = 0
     for group in groups:

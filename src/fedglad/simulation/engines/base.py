@@ -50,24 +50,16 @@ class Call:
     sent: Memory
 
 
-Group = Several | Bundle
-"""Results of consecutive clients of a cohort; valid until the next group is asked for."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The global model on the test set."""
-
-    loss: float
-    accuracy: float
+Updates = Iterator[Several | Bundle]
+"""Those of a cohort, in its order, by groups of clients; each valid until the next is asked for."""
 
 
 class Engine(Protocol):
-    def train(self, t: int, cohort: Sequence[int], packed: Packed, sent: Memory) -> Iterator[Group]:
+    def train(self, t: int, cohort: Sequence[int], packed: Packed, sent: Memory) -> Updates:
         """The cohort's updates, in its order."""
         ...
 
-    def evaluate(self, packed: Packed) -> Evaluation:
+    def evaluate(self, packed: Packed) -> tuple[float, float]:
         """Loss and accuracy of a model on the test set."""
         ...
 
@@ -140,22 +132,16 @@ class Worker:
         sent = {name: sent.get(name, zeros) for name in self.job.client.hears}
         return Call(t, packed[0].to(device), _on(packed[1], device), _on(sent, device))
 
-    @staticmethod
-    def chunks(test_size: int) -> int:
-        return -(-test_size // CHUNK)
+    def evaluate(self, packed: Packed, start: int) -> tuple[float, int]:
+        """Sum of losses and number of hits on the chunk of the test set that begins there."""
+        self.bench.load(*packed)
+        return self._measure(*self.test, start)
 
-    def evaluate(
-        self, theta: Tensor, buffers: Mapping[str, Tensor], chunk: int
-    ) -> tuple[float, int]:
-        """Sum of losses and number of hits on one chunk of the test set."""
-        self.bench.load(theta, buffers)
-        return self._measure(*self.test, chunk * CHUNK)
-
-    def loss(self, theta: Tensor, buffers: Mapping[str, Tensor], client: int) -> float:
+    def loss(self, packed: Packed, client: int) -> float:
         """The mean loss on a client's own samples; NaN if they cannot be had."""
         try:
             x, y = self.job.data.client(client)
-            self.bench.load(theta, buffers)
+            self.bench.load(*packed)
             total = 0.0
             for start in range(0, len(y), CHUNK):
                 total += self._measure(x, y, start)[0]
@@ -169,16 +155,17 @@ class Worker:
         x, y = x[part].to(self.device), y[part].to(self.device)
         return measure(self.bench.model, self.job.loss, self.prepare(x, False), y)
 
-    @staticmethod
-    def summary(sums: Sequence[tuple[float, int]], n: int) -> Evaluation:
-        return Evaluation(sum(s for s, _ in sums) / n, sum(hits for _, hits in sums) / n)
-
 
 @torch.no_grad()
 def measure(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> tuple[float, int]:
     """A model's sum of losses and number of hits on samples."""
     scores = model.eval()(x)
     return float(loss(scores, y)) * len(y), int((scores.argmax(dim=1) == y).sum())
+
+
+def mean(sums: Sequence[tuple[float, int]], n: int) -> tuple[float, float]:
+    """The loss and the accuracy on n samples that were measured by chunks."""
+    return sum(total for total, _ in sums) / n, sum(hits for _, hits in sums) / n
 
 
 @dataclass(slots=True)
@@ -193,7 +180,7 @@ class Report:
 
 def as_group(
     job: Job, clients: Sequence[int], deltas: Tensor, reports: Sequence[Report | Failure]
-) -> Group:
+) -> Several | Bundle:
     """The clients' results as the server takes them."""
     plain = [r for r in reports if isinstance(r, Report) and not r.buffers and r.extra is None]
     if len(plain) == len(reports):

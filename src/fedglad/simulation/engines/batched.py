@@ -27,9 +27,9 @@ from fedglad.clients.local_optimizers import move, slot_names
 from fedglad.clients.method import Memory
 from fedglad.clients.workbench import seed_torch
 from fedglad.core.threads import threads
-from fedglad.records import Failure
+from fedglad.records import Bundle, Failure, Several
 from fedglad.rng import stream
-from fedglad.simulation.engines.base import Call, Group, Packed, Report, Worker, as_group
+from fedglad.simulation.engines.base import Call, Packed, Report, Updates, Worker, as_group
 from fedglad.simulation.engines.samples import Batches, Member, Samples, fetch, size
 from fedglad.simulation.engines.serial import SerialEngine
 
@@ -58,7 +58,7 @@ class BatchedEngine(SerialEngine):
         self.mean_loss = vmap(self.job.loss)
         self.matrices: dict[str, Tensor] = {}
 
-    def train(self, t: int, cohort: Sequence[int], packed: Packed, sent: Memory) -> Iterator[Group]:
+    def train(self, t: int, cohort: Sequence[int], packed: Packed, sent: Memory) -> Updates:
         call = self.worker.call(t, packed, sent)
         for k in range(0, len(cohort), self.limit):
             seed = int(stream(self.job.seed, "batched", t, k).integers(2**63))
@@ -99,7 +99,7 @@ class BatchedEngine(SerialEngine):
         client, data = self.job.client, self.job.data
         return max(map(data.size, range(data.clients))) if client.whole else client.batch_size
 
-    def _group(self, call: Call, clients: Sequence[int]) -> Group:
+    def _group(self, call: Call, clients: Sequence[int]) -> Several | Bundle:
         self.bench.load(call.theta, call.buffers)
         self.bench.model.train()
         deltas = self._matrix("deltas", len(clients))

@@ -6,7 +6,7 @@ round and client, to the same bits.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,17 +16,18 @@ from fedglad.clients.method import Memory
 from fedglad.clients.workbench import Workbench
 from fedglad.core.processes import TRIES, Lost, Pool, Serve
 from fedglad.core.threads import threads
-from fedglad.records import Failure, Several
+from fedglad.records import Bundle, Failure, Several
 from fedglad.simulation.engines.base import (
+    CHUNK,
     GROUP_BYTES,
     Call,
-    Evaluation,
-    Group,
     Job,
     Packed,
     Report,
+    Updates,
     Worker,
     as_group,
+    mean,
 )
 
 SHARE = 4
@@ -56,7 +57,7 @@ class LocalEngine:
         self.test_size = len(job.data.test()[1])
         self.pool = Pool(self.workers, self._begin)
 
-    def train(self, t: int, cohort: Sequence[int], packed: Packed, sent: Memory) -> Iterator[Group]:
+    def train(self, t: int, cohort: Sequence[int], packed: Packed, sent: Memory) -> Updates:
         self.theta.copy_(packed[0])
         for name, vector in self.sent.items():
             vector.copy_(sent[name]) if name in sent else vector.zero_()
@@ -75,7 +76,7 @@ class LocalEngine:
                 yield self._group(slot, clients, results)
                 self.deaths[slot] = 0
 
-    def _group(self, slot: int, clients: Sequence[int], results: Any) -> Group:
+    def _group(self, slot: int, clients: Sequence[int], results: Any) -> Several | Bundle:
         if isinstance(results, Lost):
             return Several(Failure(client, results.reason) for client in clients)
         reports = [self._report(slot, at, answer) for at, answer in enumerate(results)]
@@ -89,20 +90,20 @@ class LocalEngine:
         *rest, has_extra = answer
         return Report(*rest, extra=self.extras[slot, at] if has_extra else None)
 
-    def evaluate(self, packed: Packed) -> Evaluation:
-        self.theta.copy_(packed[0])
-        buffers = _arrays(packed[1])
-        chunks = range(Worker.chunks(self.test_size))
-        sums = list(self.pool.run([("evaluate", (buffers, chunk)) for chunk in chunks]))
+    def evaluate(self, packed: Packed) -> tuple[float, float]:
+        sums = self._run("evaluate", packed, range(0, self.test_size, CHUNK))
         if lost := next((s for s in sums if isinstance(s, Lost)), None):
             raise RuntimeError(f"the test set could not be evaluated: {lost.reason}")
-        return Worker.summary(sums, self.test_size)
+        return mean(sums, self.test_size)
 
     def losses(self, clients: Sequence[int], packed: Packed) -> list[float]:
+        losses = self._run("loss", packed, clients)
+        return [math.nan if isinstance(loss, Lost) else loss for loss in losses]
+
+    def _run(self, work: str, packed: Packed, items: Sequence[int]) -> list[Any]:
         self.theta.copy_(packed[0])
         buffers = _arrays(packed[1])
-        losses = self.pool.run([("loss", (buffers, client)) for client in clients])
-        return [math.nan if isinstance(loss, Lost) else loss for loss in losses]
+        return list(self.pool.run([(work, (buffers, item)) for item in items]))
 
     def close(self) -> None:
         self.pool.close()
@@ -135,11 +136,11 @@ class LocalEngine:
                 deaths[at] -= 1
             return answers
 
-        def evaluate(slot: int, buffers: Any, chunk: int) -> tuple[float, int]:
-            return worker.evaluate(self.theta, _tensors(buffers), chunk)
+        def evaluate(slot: int, buffers: Any, start: int) -> tuple[float, int]:
+            return worker.evaluate((self.theta, _tensors(buffers)), start)
 
         def loss(slot: int, buffers: Any, client: int) -> float:
-            return worker.loss(self.theta, _tensors(buffers), client)
+            return worker.loss((self.theta, _tensors(buffers)), client)
 
         work = {"train": train, "evaluate": evaluate, "loss": loss}
         return lambda slot, message: work[message[0]](slot, *message[1])

@@ -1,18 +1,19 @@
 """One client after the other in this process: the reference, and the one to debug with."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from fedglad.clients.method import Memory
 from fedglad.core.threads import threads
 from fedglad.simulation.engines.base import (
+    CHUNK,
     GROUP_BYTES,
-    Evaluation,
-    Group,
     Packed,
+    Updates,
     Worker,
     as_group,
+    mean,
 )
 
 
@@ -25,7 +26,7 @@ class SerialEngine:
         rows = max(1, GROUP_BYTES // (layout.size * layout.dtype.itemsize))
         self.deltas = torch.empty(rows, layout.size, dtype=layout.dtype)
 
-    def train(self, t: int, cohort: Sequence[int], packed: Packed, sent: Memory) -> Iterator[Group]:
+    def train(self, t: int, cohort: Sequence[int], packed: Packed, sent: Memory) -> Updates:
         copied = packed[0].clone(), {name: value.clone() for name, value in packed[1].items()}
         call = self.worker.call(t, copied, sent)
         for k in range(0, len(cohort), len(self.deltas)):
@@ -35,15 +36,14 @@ class SerialEngine:
                 reports = [self.worker.train(call, client, out) for client, out in pairs]
             yield as_group(self.worker.job, clients, self.deltas, reports)
 
-    def evaluate(self, packed: Packed) -> Evaluation:
+    def evaluate(self, packed: Packed) -> tuple[float, float]:
+        n = len(self.worker.test[1])
         with threads(1):
-            n = len(self.worker.test[1])
-            sums = [self.worker.evaluate(*packed, chunk) for chunk in range(Worker.chunks(n))]
-            return Worker.summary(sums, n)
+            return mean([self.worker.evaluate(packed, k) for k in range(0, n, CHUNK)], n)
 
     def losses(self, clients: Sequence[int], packed: Packed) -> list[float]:
         with threads(1):
-            return [self.worker.loss(*packed, client) for client in clients]
+            return [self.worker.loss(packed, client) for client in clients]
 
     def close(self) -> None:
         pass
