@@ -14,12 +14,12 @@ from torch import Tensor
 
 from fedglad.rng import stream
 from fedglad.samplers.base import Cohort, Pool
-from fedglad.samplers.clustered import Clustered, Line, _tree, by_similarity, by_size
+from fedglad.samplers.clustered import Bins, Clustered, _tree, by_similarity, by_size
 
 from .test_sampler_draws import ROUNDS, chi_square, cohorts, of_sizes
 
 
-def distributions(line: Line) -> list[dict[int, int]]:
+def distributions(line: Bins) -> list[dict[int, int]]:
     """n·W_j of each distribution: what of the line lies in its stretch."""
     found: list[Counter[int]] = [Counter() for _ in range(line.r)]
     start = 0
@@ -149,7 +149,7 @@ KINDS = pytest.mark.parametrize(
 )
 
 
-def line_of(by: str, pool: Pool) -> Line:
+def line_of(by: str, pool: Pool) -> Bins:
     if by == "size":
         return by_size(np.array(SIZES), 3)
     rows = [pool.last(k) for k in range(4)]

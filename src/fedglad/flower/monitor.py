@@ -53,10 +53,9 @@ class Monitor(Strategy):
         self.weight_key = weighted_by_key or getattr(inner, "weighted_by_key", "num-examples")
         self.records: list[dict[str, Any]] = []
         self.session: Session | None = None
-        self._asked: tuple[Cohort, list[Message]] | None = None
+        self._asked: tuple[Cohort, list[Message], float] | None = None
         self._open: tuple[TrainingResult, float] | None = None  # a round not yet evaluated
         self._metrics: dict[str, MetricRecord | None] = {}
-        self._begun = 0.0
         self._inner: dict[str, Any] = {}
         self._write: Write | None = None
 
@@ -157,15 +156,15 @@ class Monitor(Strategy):
         clients = {node: client for client, node in session.directory.online.items()}
         asked = [m for m in messages if m.metadata.dst_node_id in clients]
         ids = tuple(clients[m.metadata.dst_node_id] for m in asked)
-        self._asked, self._begun = (Cohort(ids), asked), perf_counter()
+        self._asked = Cohort(ids), asked, perf_counter()
 
     def _measure(self, replies: list[Message]) -> None:
         """One step of fedglad's server, of which only the record is kept."""
         if self._asked is None or self.session is None:
             return
-        (cohort, messages), self._asked = self._asked, None
+        (cohort, messages, begun), self._asked = self._asked, None
         result = self.session.aggregate(cohort, in_order(messages, replies), 0.0)
-        self._open = result, perf_counter() - self._begun
+        self._open = result, perf_counter() - begun
         self.records.append({})
         self._record("train", None)
         if result.alarm:

@@ -83,11 +83,6 @@ class Directory:
         self.kind, self.names, self.count = saved["kind"], list(saved["names"]), saved["count"]
         self.expected = saved["online"]
 
-    @property
-    def population(self) -> int:
-        """How many clients there are or were."""
-        return len(self.names)
-
     def name(self, client: int) -> int | str:
         """The client's name in the records."""
         return client if self.kind == "partition-id" else self.names[client]
@@ -98,10 +93,12 @@ class Directory:
         connected = {info.node_id: info for info in grid.get_nodes()}
         self._places = {node: k for node, k in self._places.items() if node in connected}
         new = [info for node, info in connected.items() if node not in self._places]
+        if new and self.kind == "auto":
+            self.kind = self._decide(grid, new, timeout)
+        if new and self.kind == "partition-id":
+            self._ask(grid, [info.node_id for info in new], timeout)
         if new:
-            if self.kind == "auto":
-                self.kind = self._decide(grid, new, timeout)
-            self._admit(self._names_of(grid, new, timeout))
+            self._admit(new)
         self.online = {client: node for node, client in self._places.items()}
 
     def size(self, grid: Grid, client: int, timeout: float) -> int:
@@ -110,17 +107,16 @@ class Directory:
             return 1  # nobody who could be drawn
         if client not in self._sizes:
             self._ask(grid, list(self.online.values()), timeout)
-            sizes = {k: self._answered_size(node) for k, node in self.online.items()}
-            known = {k: size for k, size in sizes.items() if size is not None}
+            known: dict[int, int] = {}
+            for k, node in self.online.items():
+                size = as_number(self._answers.get(node, {}).get("num-examples"))
+                if size is not None and 1 <= size <= 1e15:
+                    known[k] = int(size)
             most = largest_usual(known.values())
             self._sizes = {k: size for k, size in known.items() if size <= most}
         if client not in self._sizes:
             raise NoSize(client, self.name(client))
         return self._sizes[client]
-
-    def _answered_size(self, node: int) -> int | None:
-        size = as_number(self._answers.get(node, {}).get("num-examples"))
-        return int(size) if size is not None and 1 <= size <= 1e15 else None
 
     def _decide(self, grid: Grid, new: Sequence[NodeInfo], timeout: float) -> str:
         """The first kind by which all nodes differ. A key may be made up for this run.
@@ -154,12 +150,8 @@ class Directory:
             return hashlib.sha256(key).hexdigest()[:16] if key else None
         return info.name or None if kind == "name" else info.node_id
 
-    def _names_of(
-        self, grid: Grid, new: Sequence[NodeInfo], timeout: float
-    ) -> dict[int, int | str]:
-        """The names of new nodes, by node id; one that has none is left out."""
-        if self.kind == "partition-id":
-            self._ask(grid, [info.node_id for info in new], timeout)
+    def _admit(self, new: Sequence[NodeInfo]) -> None:
+        """Gives new nodes, by their names, the places of clients; one without is left out."""
         names: dict[int, int | str] = {}
         for info in new:
             node, name = info.node_id, self._name_of(info, self.kind)
@@ -168,10 +160,6 @@ class Directory:
             elif node not in self._unnamed:
                 self._unnamed.add(node)
                 log.warn("Node %d has no %s: it is left out", node, self.kind)
-        return names
-
-    def _admit(self, names: Mapping[int, int | str]) -> None:
-        """Gives new nodes, by their names, the places of clients."""
         if not names and not self.count:
             way_out = f"answer {HANDLER}" if self.kind == "partition-id" else "register it with one"
             raise ValueError(f"nodes={self.kind!r}: no node has a {self.kind}; {way_out}")

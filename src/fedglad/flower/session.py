@@ -152,15 +152,12 @@ class Session(Driver):
         for all those it had. Later it goes on with whoever is left, if they are enough.
         """
         least = wanted = max(self.min_nodes, 1)
-        longest: float | None = timeout
+        longest = timeout
         if not self._started:
             wanted = max(least, self.sampler.clients_per_round, self.directory.expected)
             timeout = min(timeout, ANSWER_TIMEOUT)
-            longest = timeout if self.directory.expected else None
-        count = 0
-        for count in wait_for(grid, wanted, longest):
-            if count < wanted:
-                log.info("Waiting for nodes to connect: %d of %d", count, wanted)
+            longest = timeout if self.directory.expected else math.inf
+        count = wait_for(grid, wanted, longest)
         if count < least:
             return f"{count} nodes are connected, at least {least} are needed"
         self._started = True
@@ -243,7 +240,7 @@ class Session(Driver):
         replies: dict[int, Reply] = {}
         updates = self._updates(cohort, messages, waited, replies)
         norms = partial(self._reported_norms, replies) if self.report == "norms" else None
-        population = self.directory.population
+        population = len(self.directory.names)
         try:
             record, alarm = self.step(cohort.ids, updates, population=population, norms=norms)
         except Outweighed as error:  # nothing was changed

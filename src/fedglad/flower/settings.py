@@ -26,7 +26,7 @@ class Share(Uniform):
 
     def draw(self, rng: np.random.Generator, t: int, state: State, pool: Pool, ask: Ask) -> Cohort:
         r = max(int(pool.count * self.fraction), self.clients_per_round)
-        return Cohort(tuple(rng.choice(pool.who, min(r, pool.count), replace=False).tolist()))
+        return Cohort(pool.draw(rng, r))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fedglad.flower import log
+
 SHORTEST, LONGEST = 0.05, 1.0  # seconds between two looks for a reply
 
 
@@ -35,17 +37,17 @@ def _pull(grid: Grid, sent: list[str | None], deadline: float) -> Iterator[Messa
         yield replies.pop(0) if replies else None  # nothing here keeps it alive
 
 
-def wait_for(grid: Grid, wanted: int, timeout: float | None) -> Iterator[int]:
-    """How many nodes are connected, at every change, until they are enough or time is up."""
-    deadline = None if timeout is None else time.monotonic() + timeout
-    before = -1
-    while True:
-        if (count := len(list(grid.get_node_ids()))) != before:
-            yield count
+def wait_for(grid: Grid, wanted: int, timeout: float) -> int:
+    """How many nodes are connected, once they are enough or time is up."""
+    deadline, before = time.monotonic() + timeout, -1
+    while (count := len(list(grid.get_node_ids()))) < wanted:
+        if count != before:
+            log.info("Waiting for nodes to connect: %d of %d", count, wanted)
         before = count
-        if count >= wanted or (deadline is not None and time.monotonic() >= deadline):
-            return
+        if time.monotonic() >= deadline:
+            break
         time.sleep(1.0)
+    return count
 
 
 def in_order(

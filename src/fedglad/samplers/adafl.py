@@ -38,9 +38,7 @@ class AdaFL(Sampler):
     def draw(self, rng: np.random.Generator, t: int, state: State, pool: Pool, ask: Ask) -> Cohort:
         p = probabilities(state, pool.clients)
         p = p if pool.ids is None else p[pool.ids]
-        r = min(self.clients_per_round, pool.count)
-        drawn = rng.choice(pool.who, r, replace=False, p=p / p.sum())
-        return Cohort(tuple(drawn.tolist()))
+        return Cohort(pool.draw(rng, self.clients_per_round, p / p.sum()))
 
     def observe(self, state: State, record: Record) -> State:
         """The probabilities after the round; a skipped one has no distances."""

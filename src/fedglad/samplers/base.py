@@ -78,6 +78,15 @@ class Pool:
         sizes = self.sizes
         return sizes / sizes.sum()
 
+    def draw(
+        self,
+        rng: np.random.Generator | np.random.RandomState,
+        r: int,
+        p: np.ndarray | None = None,
+    ) -> tuple[int, ...]:
+        """r of those that can be drawn, or all, without replacement; by p if it is given."""
+        return tuple(rng.choice(self.who, min(r, self.count), replace=False, p=p).tolist())
+
 
 @dataclass(frozen=True)
 class Cohort:

@@ -19,7 +19,7 @@ BY = "size; similarity: of the clients' last updates, which are kept for it"
 
 
 @dataclass(frozen=True)
-class Line:
+class Bins:
     """r distributions W_j as one line of length r·n: the j-th is the j-th stretch of length n.
 
     Client `ids[i]` has `masses[i]` of it, in whole numbers: Σ_j W_jk is r·n_k/n exactly.
@@ -113,13 +113,13 @@ class Clustered(Sampler):
             )
 
 
-def by_size(sizes: np.ndarray, r: int) -> Line:
+def by_size(sizes: np.ndarray, r: int) -> Bins:
     """r·n_k of each client, the largest first."""
     order = np.argsort(-sizes, kind="stable")
-    return Line(order, r * sizes[order], r)
+    return Bins(order, r * sizes[order], r)
 
 
-def by_similarity(sizes: np.ndarray, tree: np.ndarray, r: int) -> Line:
+def by_similarity(sizes: np.ndarray, tree: np.ndarray, r: int) -> Bins:
     """The clusters of a tree, as scipy gives it, in bins: the r largest first, the rest after."""
     n = int(sizes.sum())
     bins: list[list[tuple[int, int]]] = []
@@ -145,7 +145,7 @@ def by_similarity(sizes: np.ndarray, tree: np.ndarray, r: int) -> Line:
                 rest.append((k, mass - poured))
         bins.append(group)
     ids, masses = np.array([piece for group in bins for piece in group]).T
-    return Line(ids, masses, r)
+    return Bins(ids, masses, r)
 
 
 def _mass(group: list[tuple[int, int]]) -> int:

@@ -28,6 +28,4 @@ class FedML(Uniform):
     def draw(self, rng: np.random.Generator, t: int, state: State, pool: Pool, ask: Ask) -> Cohort:
         if self.clients_per_round == pool.count == pool.clients:
             return Cohort(tuple(range(pool.clients)))  # without a draw, in order
-        legacy = np.random.RandomState(t)
-        drawn = legacy.choice(pool.who, min(self.clients_per_round, pool.count), replace=False)
-        return Cohort(tuple(drawn.tolist()))
+        return Cohort(pool.draw(np.random.RandomState(t), self.clients_per_round))

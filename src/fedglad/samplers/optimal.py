@@ -28,6 +28,4 @@ class Optimal(Choosing):
         return weights.Optimal(kept=self.clients_per_round, seed=seed)
 
     def draw(self, rng: np.random.Generator, t: int, state: State, pool: Pool, ask: Ask) -> Cohort:
-        count = min(self.candidates or pool.count, pool.count)
-        drawn = rng.choice(pool.who, count, replace=False)
-        return Cohort(tuple(drawn.tolist()))
+        return Cohort(pool.draw(rng, self.candidates or pool.count))

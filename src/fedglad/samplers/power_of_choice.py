@@ -22,9 +22,8 @@ class PowerOfChoice(Choosing):
     needs_sizes: ClassVar[bool] = True
 
     def draw(self, rng: np.random.Generator, t: int, state: State, pool: Pool, ask: Ask) -> Cohort:
-        d = min(self.candidates or 2 * self.clients_per_round, pool.count)
-        drawn: list[int] = rng.choice(pool.who, d, replace=False, p=pool.shares).tolist()
+        drawn = pool.draw(rng, self.candidates or 2 * self.clients_per_round, pool.shares)
         # NaN is sorted last.
-        worst = np.argsort(np.negative(ask(drawn)), kind="stable")[: self.clients_per_round]
+        worst = np.argsort(np.negative(ask(list(drawn))), kind="stable")[: self.clients_per_round]
         ids = tuple(drawn[k] for k in worst)
         return Cohort(ids, (1 / len(ids),) * len(ids))

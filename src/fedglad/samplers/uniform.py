@@ -12,5 +12,4 @@ class Uniform(Sampler):
     """r of N without replacement; costs O(r), however large N is (McMahan et al. 2017)."""
 
     def draw(self, rng: np.random.Generator, t: int, state: State, pool: Pool, ask: Ask) -> Cohort:
-        drawn = rng.choice(pool.who, min(self.clients_per_round, pool.count), replace=False)
-        return Cohort(tuple(drawn.tolist()))
+        return Cohort(pool.draw(rng, self.clients_per_round))

@@ -30,7 +30,7 @@ from fedglad.core.threads import threads
 from fedglad.records import Bundle, Failure, Several
 from fedglad.rng import stream
 from fedglad.simulation.engines.base import Call, Packed, Report, Updates, Worker, as_group
-from fedglad.simulation.engines.samples import Batches, Member, Samples, fetch, size
+from fedglad.simulation.engines.samples import Batches, Member, fetch
 from fedglad.simulation.engines.serial import SerialEngine
 
 GROUP_ELEMENTS = 1 << 22  # parameters, or inputs, of all clients that are trained together
@@ -110,13 +110,15 @@ class BatchedEngine(SerialEngine):
             if isinstance(data, Exception):
                 reports[place] = _failure(client, data)
             else:
-                members.append(Member(place, client, *data, self._batches(call.t, client, data)))
+                members.append(
+                    Member(place, client, *data, self._batches(call.t, client, len(data[2])))
+                )
         for alike in self._alike(members):
             reports |= self._try(call, alike, deltas)
         return as_group(self.job, clients, deltas.cpu(), [reports[k] for k in range(len(clients))])
 
-    def _batches(self, t: int, client: int, data: Samples) -> list[np.ndarray | slice]:
-        settings, n = self.job.client, size(data)
+    def _batches(self, t: int, client: int, n: int) -> list[np.ndarray | slice]:
+        settings = self.job.client
         if n <= settings.batch_size:  # all of it every time: the order changes nothing
             return [slice(None)] * (settings.steps or settings.epochs)
         rng = stream(self.job.seed, "client", t, client)
@@ -130,7 +132,7 @@ class BatchedEngine(SerialEngine):
             groups[None] = members
         else:
             for member in members:
-                n = size((member.x, member.y, member.rows)) if self.mixes else 0
+                n = len(member.rows) if self.mixes else 0
                 groups.setdefault((member.kind(), n), []).append(member)
         return [sorted(g, key=lambda m: -len(m.batches)) for g in groups.values() if g]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedglad.simulation.engines.base import Federation
 
-Samples = tuple[Tensor, Tensor, np.ndarray | None]  # inputs, targets, and whose rows of them
+Samples = tuple[Tensor, Tensor, np.ndarray]  # inputs, targets, and which rows of them
 
 
 @runtime_checkable
@@ -29,7 +29,7 @@ class Member:
     client: int
     x: Tensor
     y: Tensor
-    rows: np.ndarray | None  # its rows of x and y; None: all
+    rows: np.ndarray  # its rows of x and y
     batches: list[np.ndarray | slice]
 
     def kind(self) -> tuple[Any, ...]:
@@ -50,19 +50,19 @@ class Batches:
 
     def __init__(self, members: list[Member], device: torch.device) -> None:
         self.members, self.device = members, device
-        if all(member.x is members[0].x and member.rows is not None for member in members):
+        self.rows = [member.rows for member in members]
+        if all(member.x is members[0].x for member in members):
             self.x, self.y = members[0].x, members[0].y
-            self.rows = [member.rows for member in members]
         else:
             self.x = torch.cat([member.x for member in members])
             self.y = torch.cat([member.y for member in members])
-            starts = np.cumsum([0, *(len(member.y) for member in members)]).tolist()
-            self.rows = [np.arange(*ends) for ends in pairwise(starts)]
+            starts = accumulate((len(member.y) for member in members), initial=0)
+            self.rows = [start + rows for start, rows in zip(starts, self.rows, strict=False)]
 
     def take(self, step: int, count: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Inputs and targets (client, sample) of the first clients, and what each counts for."""
         pairs = zip(self.rows[:count], self.members, strict=False)
-        chosen = [rows[member.batches[step]] for rows, member in pairs]  # pyright: ignore[reportOptionalSubscript]
+        chosen = [rows[member.batches[step]] for rows, member in pairs]
         sizes = np.array([len(rows) for rows in chosen])
         weight = None
         if sizes.min() == sizes.max():
@@ -89,7 +89,7 @@ def _attempt(data: Federation, client: int) -> Samples | Exception:
             raise ValueError("the client has no samples")
         if len(x) < len(y):
             raise IndexError(f"the client has {len(x)} inputs for {len(y)} targets")
-        return x[: len(y)], y, None
+        return x[: len(y)], y, np.arange(len(y))
     except Exception as error:
         return error
 
@@ -98,9 +98,3 @@ def _locates(data: type) -> bool:
     """Whether `locate` gives what `client` does: not if a subclass has only a new `client`."""
     order = [name for cls in data.__mro__ for name in ("locate", "client") if name in vars(cls)]
     return order[0] == "locate"
-
-
-def size(data: Samples) -> int:
-    """How many samples they are."""
-    _, y, rows = data
-    return len(y) if rows is None else len(rows)
