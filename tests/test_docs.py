@@ -1,6 +1,7 @@
 """docs/api.md: every public name is in it, as the docstrings say it today."""
 
 import ast
+import doctest
 import importlib.util
 import inspect
 import re
@@ -51,6 +52,18 @@ def test_public_methods_say_what_they_do(place: str, name: str):
     members = {k: v for k, v in vars(thing).items() if not k.startswith("_") and k not in fields}
     functions = [k for k, v in members.items() if inspect.isfunction(v) or isinstance(v, property)]
     silent = [k for k in functions if not inspect.getdoc(getattr(thing, k))]
+    assert silent == []
+
+
+@pytest.mark.parametrize("place", make.PLACES)
+def test_a_place_has_an_example_that_runs(place: str):
+    """Of itself, or of each of its names; tests/test_project.py runs them."""
+    examples = doctest.DocTestParser().get_examples
+    if examples(importlib.import_module(place).__doc__ or ""):
+        return
+    here = {n: t for n, t in make.public(place).items() if not issubclass(type(t), Exception)}
+    seen = make.public("fedglad") if place != "fedglad" else {}
+    silent = [n for n, t in here.items() if n not in seen and not examples(t.__doc__ or "")]
     assert silent == []
 
 

@@ -1,11 +1,14 @@
 """FedGLAD: federated learning that knows when to trust its aggregated gradients.
 
-    from fedglad import Glad, Server
-    from fedglad.optimizers import Adam
-
-    server = Server(model, optimizer=Adam(lr=5e-3), adapter=Glad())
-    record = server.step(updates)
-    model.load_state_dict(server.state)
+>>> import torch
+>>> from fedglad import Glad, Server
+>>> from fedglad.optimizers import Adam
+>>> model = torch.nn.Linear(2, 1)
+>>> server = Server(model, optimizer=Adam(lr=5e-3), adapter=Glad())
+>>> updates = [{name: k * value for name, value in server.params.items()} for k in (0.1, 0.2)]
+>>> record = server.step(updates)
+>>> model.load_state_dict(server.state)
+<All keys matched successfully>
 
 Importing it loads nothing. The first use of a name loads torch and numpy; safetensors is loaded by
 `Server.save` and `Server.load`.

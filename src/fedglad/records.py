@@ -97,7 +97,10 @@ class Failure:
 
 
 class Several(list[Update | Failure]):
-    """Updates from an iterator that stay as they are until the next item is asked for."""
+    """Updates from an iterator that stay as they are until the next item is asked for.
+
+    >>> both = Several([Update({"w": np.ones(1)}), Failure("berlin", "timed out")])
+    """
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,13 @@
 """Client methods: the one local training loop, and one small file a method.
 
+>>> import fedglad
+>>> from fedglad.clients import FedProx
+>>> FedProx(mu=0.01, lr=0.1).mu
+0.01
+>>> settings = {"client.name": "fedprox", "client.mu": 0.01, "rounds": 1, "client.epochs": 1}
+>>> [round.record.status for round in fedglad.simulate("digits", settings)]
+['stepped']
+
 May import rng and core; imported by the simulation. A method corrects each minibatch
 gradient ∇ and may keep vectors with each client and at the server; docs/methods.md has them all.
 """

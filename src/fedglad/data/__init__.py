@@ -1,6 +1,10 @@
 """Data sets, and how their samples come to clients.
 
-    from fedglad.data import Digits, Partitioned
+>>> from fedglad.data import Digits
+>>> federation = Digits(clients=20, alpha=0.5).load_federation()
+>>> inputs, labels = federation.client(3)  # what client 3 trains on
+>>> federation.clients, len(labels) == federation.size(3)
+(20, True)
 
 | file | what it has |
 |---|---|

@@ -1,6 +1,8 @@
 """Models, one file a family; known to the configuration alone.
 
-    from fedglad.models import FedOptCNN
+>>> from fedglad.models import MLP
+>>> sum(p.numel() for p in MLP(features=64, hidden=(32,), classes=10).build().parameters())
+2410
 
 May import data, for weights and vectors that are fetched as data sets are, and nothing else.
 

@@ -1,6 +1,16 @@
 """Runs on disk: a run's folder and its one reader, running and resuming, many at a time, tuning.
 
-    from fedglad.runs import Run, execute
+>>> import tempfile, pathlib
+>>> from fedglad.config import load
+>>> from fedglad.runs import Run, execute, sweep, tasks
+>>> folder = pathlib.Path(tempfile.mkdtemp())
+>>> short = {"rounds": 2, "client.epochs": 1}
+>>> run = execute(*load("digits", short), out=folder / "one")  # a finished run is kept as it is
+>>> [line["status"] for line in Run(folder / "one").rounds()]
+['stepped', 'stepped']
+>>> many = tasks("digits", ["adapter.name=none,glad"], short, folder)
+>>> [event.what for event in sweep(many)]  # doctest: +SKIP
+['done', 'done']
 
 May import config and simulation.
 """
