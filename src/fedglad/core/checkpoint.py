@@ -4,6 +4,7 @@ import json
 import os
 import zlib
 from dataclasses import asdict, is_dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -54,15 +55,12 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
         with safe_open(path, "pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+        text = header.get("fedglad", "null")
+        meta: Any = json.loads(text)
+    except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged, use an earlier one: {error}") from error
     if "fedglad" not in header:
         raise CheckpointError(f"{path} is not a state saved by fedglad")
-    text = header["fedglad"]
-    try:
-        meta: Any = json.loads(text)
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged, use an earlier one: {error}") from error
     version = meta.get("version") if isinstance(meta, dict) else None
     if isinstance(version, int) and version != VERSION:
         raise CheckpointError(f"{path} has format version {version}, this fedglad reads {VERSION}")
@@ -111,18 +109,15 @@ def require_same_tensors(saved: dict[str, Tensor], present: dict[str, Tensor]) -
 
 def require_same_layout(saved: list[list[Any]], present: list[list[Any]]) -> None:
     """Raises with the first tensor that differs between two layouts."""
-    for theirs, ours in zip(saved, present, strict=False):
-        if theirs != ours:
-            raise OtherModel(
-                f"the saved state is of another model: it has {_tensor(theirs)} where this model "
-                f"has {_tensor(ours)}"
-            )
-    if len(saved) != len(present):
-        more, whose = present, "this model"
-        if len(saved) > len(present):
-            more, whose = saved, "the saved state"
-        extra = more[min(len(saved), len(present))]
-        raise OtherModel(f"the saved state is of another model: only {whose} has {_tensor(extra)}")
+    for theirs, ours in zip_longest(saved, present):
+        if theirs == ours:
+            continue
+        if theirs and ours:
+            differs = f"it has {_tensor(theirs)} where this model has {_tensor(ours)}"
+        else:
+            whose = "the saved state" if theirs else "this model"
+            differs = f"only {whose} has {_tensor(theirs or ours)}"
+        raise OtherModel(f"the saved state is of another model: {differs}")
 
 
 def _tensor(described: list[Any]) -> str:

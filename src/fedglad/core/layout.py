@@ -137,13 +137,11 @@ class Layout:
 
     def describe(self) -> list[list[Any]]:
         """[name, shape, dtype, kind] of every tensor, as JSON types."""
-        parts = [(self.names, self.shapes, self.dtypes, "parameter")]
-        shapes, dtypes = zip(*self.buffers.values(), strict=True) if self.buffers else ((), ())
-        parts.append((tuple(self.buffers), shapes, dtypes, "buffer"))
+        parameters = dict(zip(self.names, zip(self.shapes, self.dtypes, strict=True), strict=True))
         return [
             [name, list(shape), str(dtype).removeprefix("torch."), kind]
-            for names, shapes, dtypes, kind in parts
-            for name, shape, dtype in zip(names, shapes, dtypes, strict=True)
+            for kind, tensors in (("parameter", parameters), ("buffer", self.buffers))
+            for name, (shape, dtype) in tensors.items()
         ]
 
 
@@ -157,8 +155,11 @@ def _blocks(starts: tuple[int, ...], numels: tuple[int, ...], row: int) -> Itera
         if pieces and (full or start + numel - begin > BLOCK):
             yield _block(begin, start, pieces)
             pieces, begin = [], start
-        for part in _even(full, row):
-            begin, end = start + part.start, start + part.stop
+        count = max(1, -(-full // BLOCK))  # equal parts, of at most BLOCK elements
+        size = max(1, -(-full // (count * row))) * row
+        for at in range(0, full, size):
+            begin, end = start + at, start + min(at + size, full)
+            part = slice(at, end - start)
             yield _block(begin, end, [Piece(index, part, slice(0, end - begin))])
             begin = end
         if numel > full:
@@ -176,14 +177,6 @@ def _runs(blocks: tuple[Block, ...]) -> Iterator[tuple[int, int, int, int]]:
         first, last = pairs[0][1].span, pairs[-1][1].span
         if first.start == 0:
             yield pairs[0][0], index, last.stop, first.stop
-
-
-def _even(full: int, row: int) -> Iterator[slice]:
-    """Cuts whole rows into equal parts of at most BLOCK elements."""
-    count = -(-full // BLOCK)
-    size = -(-full // (count * row)) * row if count else 0
-    for k in range(count):
-        yield slice(k * size, min((k + 1) * size, full))
 
 
 def _block(start: int, stop: int, pieces: list[Piece]) -> Block:
@@ -230,7 +223,8 @@ def split(
         buffer_names = state.keys() - first.values() - aliases.keys()
     else:
         state = {name: _named(name, value) for name, value in model.items()}
-        buffer_names = {n for n, t in state.items() if not _is_parameter(n, t)}
+        real = {n for n, t in state.items() if t.is_floating_point() or t.is_complex()}
+        buffer_names = {n for n in state if n not in real or n.endswith(BUFFER_SUFFIXES)}
     if buffers is not None:
         buffer_names = set(buffers)
         if unknown := buffer_names - state.keys():
@@ -246,17 +240,10 @@ def _named(name: str, value: Any) -> Tensor:
     try:
         return as_tensor(value)
     except (TypeError, ValueError) as error:
-        hint = (
-            ": flatten nested parameters, see docs/numpy.md" if isinstance(value, Mapping) else ""
-        )
-        raise ValueError(
-            f"{name!r} is a {type(value).__name__}, not a tensor or an array{hint}"
-        ) from error
-
-
-def _is_parameter(name: str, tensor: Tensor) -> bool:
-    integral = not (tensor.is_floating_point() or tensor.is_complex())
-    return not integral and not name.endswith(BUFFER_SUFFIXES)
+        nested = isinstance(value, Mapping)
+        hint = ": flatten nested parameters, see docs/numpy.md" if nested else ""
+        kind = type(value).__name__
+        raise ValueError(f"{name!r} is a {kind}, not a tensor or an array{hint}") from error
 
 
 def stretches(block: Block, scale: list[float]) -> Iterator[tuple[slice, float]]:

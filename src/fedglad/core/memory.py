@@ -66,7 +66,8 @@ class Memories:
                 proposal.unlink(missing_ok=True)
             elif proposal.exists():
                 proposal.replace(path)
-                self._drop_unsaved(client)
+                if self.version(client) > self._saved:  # no checkpoint has it: it is replaced
+                    self._path(client, self._versions[client].pop()).unlink(missing_ok=True)
                 self._note(client, t + 1)
                 self._fresh[client] = path
         self._settled = t + 1
@@ -95,23 +96,19 @@ class Memories:
         """Goes back to the memories as they were after t rounds."""
         self._versions, self._fresh, self._several = {}, {}, set()
         self._settled = self._saved = t
-        for path in sorted(self.folder.glob("*/*"), key=_order):
+        for path in self.folder.glob("*/*"):
             match = _FILE.fullmatch(path.name)
             if match and int(match[2]) <= t:
                 self._note(int(match[1]), int(match[2]))
             elif match or _PROPOSAL.fullmatch(path.name):
                 path.unlink()
+        for versions in self._versions.values():
+            versions.sort()
 
     def close(self) -> None:
         """Removes a temporary folder."""
         if self._temporary:
             shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _drop_unsaved(self, client: int) -> None:
-        """Drops a version that came after the last checkpoint and is now replaced."""
-        versions = self._versions.get(client)
-        if versions and versions[-1] > self._saved:
-            self._path(client, versions.pop()).unlink(missing_ok=True)
 
     def _note(self, client: int, version: int) -> None:
         versions = self._versions.setdefault(client, [])
@@ -124,8 +121,3 @@ class Memories:
 
     def _proposal(self, client: int, t: int) -> Path:
         return self.folder / f"{client // SHELF:06d}" / f"{client}.{t}.proposal"
-
-
-def _order(path: Path) -> int:
-    match = _FILE.fullmatch(path.name)
-    return int(match[2]) if match else 0

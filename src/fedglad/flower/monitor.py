@@ -80,8 +80,15 @@ class Monitor(Strategy):
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
         """As the inner strategy's."""
-        tested = evaluate_fn and self._recording(evaluate_fn)
-        args = (grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, tested)
+
+        def tested(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            metrics = evaluate_fn(server_round, arrays) if evaluate_fn else None
+            if server_round:
+                self._record("server", metrics)
+            return metrics
+
+        configs = (train_config, evaluate_config, tested if evaluate_fn else None)
+        args = (grid, initial_arrays, num_rounds, timeout, *configs)
         try:
             self.session = self._begin(initial_arrays)
         except Exception as error:
@@ -185,17 +192,6 @@ class Monitor(Strategy):
         except Exception as error:
             log.warn("Monitor: the round could not be written: %r", error)
         self._open, self._metrics = None, {}
-
-    def _recording(self, evaluate_fn: EvaluateFn) -> EvaluateFn:
-        """The user's function, whose result is also recorded."""
-
-        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-            metrics = evaluate_fn(server_round, arrays)
-            if server_round:
-                self._record("server", metrics)
-            return metrics
-
-        return evaluate
 
     def _of_inner(self, name: str) -> Any:
         """The inner strategy's method, whose place ours takes while it runs."""

@@ -197,7 +197,7 @@ class Directory:
         timeout = min(timeout, ANSWER_TIMEOUT)
         for node, reply in zip(asked, exchange(grid, messages, timeout), strict=True):
             try:
-                self._answers[node] = dict(read(reply, timeout).metrics)
+                self._answers[node] = dict(read(reply, timeout)[0])
             except Unusable as reason:
                 log.warn("Node %d does not answer %s: %s", node, QUERY, reason)
                 if reply is not None and reply.has_error() and reply.error.code in SILENT:

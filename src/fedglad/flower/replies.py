@@ -4,7 +4,6 @@ import io
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -12,23 +11,16 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
 from fedglad.core.validate import as_number
 from fedglad.flower.mods import NORMS
-from fedglad.records import Update
 
 LONGEST = 500  # letters that are kept of a client's error
 
 Record = TypeVar("Record", ArrayRecord, MetricRecord)
+Reply = tuple[MetricRecord, RecordDict]
+"""Its metrics; and all but arrays and norms, as the user's functions expect it."""
 
 
 class Unusable(Exception):
     """A reply that is no update; the message is the reason kept in the record."""
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What a client sent beside its arrays."""
-
-    metrics: MetricRecord
-    content: RecordDict  # as the user's functions expect it, without the norms that we asked for
 
 
 def read(message: Message | None, waited: float) -> Reply:
@@ -44,10 +36,10 @@ def read(message: Message | None, waited: float) -> Reply:
             record = MetricRecord({k: v for k, v in record.items() if k != NORMS})
         if not isinstance(record, ArrayRecord):
             rest[name] = record
-    return Reply(_only(message.content, MetricRecord), rest)
+    return only(message.content, MetricRecord), rest
 
 
-def _only(content: RecordDict, kind: type[Record]) -> Record:
+def only(content: RecordDict, kind: type[Record]) -> Record:
     """The one record of a kind.
 
     Not by `content.array_records`: that makes a cycle, and the arrays would live until it is found.
@@ -58,21 +50,15 @@ def _only(content: RecordDict, kind: type[Record]) -> Record:
     return records[0]
 
 
-def weight_of(reply: Reply, key: str) -> float:
+def weight_of(metrics: MetricRecord, key: str) -> float:
     """The client's weight; raises Unusable unless it is there, and one positive number."""
-    if key not in reply.metrics:
+    if key not in metrics:
         raise Unusable(f"there is no weight: the MetricRecord has no {key!r}")
-    value = reply.metrics[key]
+    value = metrics[key]
     if isinstance(value, list) or (number := as_number(value)) is None or number <= 0:
         shown = str(value)[:40]
         raise Unusable(f"the weight {key!r} is {shown}, not a positive finite number")
     return number
-
-
-def update_of(message: Message, reply: Reply, client: int, weight: float) -> Update:
-    """The trained model of a reply; its arrays are views of the reply's bytes."""
-    model = decoded(_only(message.content, ArrayRecord))
-    return Update(model=model, weight=weight, client=client, loss=loss_of(reply.metrics))
 
 
 def decoded(record: Mapping[str, Array]) -> dict[str, np.ndarray]:
@@ -145,7 +131,7 @@ def mean_metrics(contents: list[RecordDict], key: str) -> MetricRecord:
     here and a number there has no mean.
     """
     reported: dict[str, list[tuple[Any, float]]] = {}
-    for metrics in (_only(content, MetricRecord) for content in contents):
+    for metrics in (only(content, MetricRecord) for content in contents):
         for name, value in metrics.items():
             reported.setdefault(name, []).append((value, float(cast(float, metrics[key]))))
     del reported[key]

@@ -30,9 +30,9 @@ from fedglad.flower.replies import (
     accuracy_of,
     decoded,
     loss_of,
+    only,
     plain,
     read,
-    update_of,
     weight_of,
 )
 from fedglad.flower.settings import Share
@@ -52,19 +52,13 @@ class Outweighed(Exception):
 
 @dataclass
 class TrainingResult:
-    """One round of training: the record, the replies, and what earlier attempts failed with."""
+    """One round: `contents` are the accepted replies, `failed` entries of earlier attempts."""
 
     record: Record
-    replies: dict[int, Reply] = field(default_factory=dict[int, Reply])
+    contents: list[RecordDict] = field(default_factory=list[RecordDict])
     alarm: str | None = None
     retried: list[str] = field(default_factory=list[str])
     failed: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-
-    @property
-    def contents(self) -> list[RecordDict]:
-        """The accepted clients' replies, in the cohort's order."""
-        accepted = [c["id"] for c in self.record.clients if "rejected" not in c]
-        return [self.replies[k].content for k in accepted if k in self.replies]
 
 
 class Session(Driver):
@@ -247,11 +241,14 @@ class Session(Driver):
             client, reason = error.args
             entry = {"id": client, "weight": 0.0, "loss": None, "sq_norm": None}
             return TrainingResult(Record("skipped", reason, [{**entry, "rejected": reason}]))
+        contents: list[RecordDict] = []
         for client in record.clients:
             if "rejected" in client:
                 name = self.directory.name(client["id"])
                 log.warn("Round %d: client %s left out: %s", self.t + 1, name, client["rejected"])
-        return TrainingResult(record, replies, alarm)
+            else:
+                contents.append(replies[client["id"]][1])
+        return TrainingResult(record, contents, alarm)
 
     def line(
         self,
@@ -295,8 +292,8 @@ class Session(Driver):
         usable: list[tuple[float, RecordDict]] = []
         for client, message in zip(clients, messages, strict=True):
             try:
-                reply = read(message, waited)
-                usable.append((weight_of(reply, self.weight_key), reply.content))
+                metrics, content = read(message, waited)
+                usable.append((weight_of(metrics, self.weight_key), content))
             except Unusable as reason:
                 name = self.directory.name(client)
                 log.warn("Round %d: client %s did not evaluate: %s", self.t + 1, name, reason)
@@ -315,17 +312,18 @@ class Session(Driver):
         for k, client in enumerate(cohort.ids):
             message = next(messages)
             try:
-                reply = replies[client] = read(message, waited)
-                weight = weights[client] = weight_of(reply, self.weight_key)
+                metrics, _ = replies[client] = read(message, waited)
+                weight = weights[client] = weight_of(metrics, self.weight_key)
                 if reason := self._unusual(weight, self._usual):
                     raise Unusable(reason)
                 if cohort.weights is not None:
                     weight = cohort.weights[k]
                 assert message is not None
-                update = update_of(message, reply, client, weight)
+                model = decoded(only(message.content, ArrayRecord))  # views of the reply's bytes
+                update = Update(model=model, weight=weight, client=client, loss=loss_of(metrics))
             except Unusable as reason:
                 update = Failure(client, str(reason))
-            del message
+            model = message = None
             yield update
             del update
         # In the first round the cohort is all there is to compare with.
@@ -348,7 +346,7 @@ class Session(Driver):
         """The squared norms of the parameters, of those of all arrays that a client reports."""
         if isinstance(update, Failure) or not isinstance(update.client, int):
             return None
-        reported = replies[update.client].metrics.get(NORMS)
+        reported = replies[update.client][0].get(NORMS)
         if not isinstance(reported, list):
             return None
         norms = [float(value) for value in reported]
@@ -363,7 +361,7 @@ class Session(Driver):
         losses: list[float] = []
         for message in exchange(grid, messages, timeout):
             try:
-                loss = loss_of(read(message, timeout).metrics)
+                loss = loss_of(read(message, timeout)[0])
             except Unusable:
                 loss = None
             losses.append(math.nan if loss is None else loss)

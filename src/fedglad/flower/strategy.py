@@ -174,7 +174,12 @@ class FedGLAD(Strategy):
             for t in range(session.t, num_rounds):
                 log.info("[ROUND %d/%d]", t + 1, num_rounds)
                 begin = perf_counter()
-                trained = self._train(session, grid, train_config or ConfigRecord())
+                if self.fraction_train:
+                    config = train_config or ConfigRecord()
+                    trained = session.train(grid, config, self._waited, self.retries)
+                else:
+                    session.wait(grid, self._waited)
+                    trained = TrainingResult(Record("skipped", "fraction_train is 0"))
                 metrics = {"initial": initial} if t == 0 else {}
                 metrics["train"] = self._averaged(trained.contents, "train")
                 middle = perf_counter()
@@ -189,7 +194,15 @@ class FedGLAD(Strategy):
                 self._record(session, trained, metrics, seconds)
                 write(self.records[-1])
             self._conclude(num_rounds)
-        return self._result(session, initial)
+        result = Result()
+        result.arrays = session.arrays()
+        if initial is not None:
+            result.evaluate_metrics_serverapp[0] = initial
+        result.train_metrics_clientapp.update(rounds_of(self.records, "train"))
+        result.evaluate_metrics_clientapp.update(rounds_of(self.records, "evaluate"))
+        result.evaluate_metrics_serverapp.update(rounds_of(self.records, "initial", first=0))
+        result.evaluate_metrics_serverapp.update(rounds_of(self.records, "server"))
+        return result
 
     # What Flower's own `Strategy.start`, and strategies that wrap others, call.
 
@@ -286,12 +299,6 @@ class FedGLAD(Strategy):
         self.session.t = server_round - 1
         return self.session
 
-    def _train(self, session: Session, grid: Grid, config: ConfigRecord) -> TrainingResult:
-        if self.fraction_train:
-            return session.train(grid, config, self._waited, self.retries)
-        session.wait(grid, self._waited)
-        return TrainingResult(Record("skipped", "fraction_train is 0"))
-
     def _averaged(self, contents: list[RecordDict], what: str) -> MetricRecord | None:
         """The metrics by the user's function; if it fails, training goes on without them."""
         name = f"{what}_metrics_aggr_fn"
@@ -339,15 +346,3 @@ class FedGLAD(Strategy):
                 f"the last round: {skipped[-1]['reason']}. To try again, raise num_rounds or "
                 "choose another checkpoint_dir"
             )
-
-    def _result(self, session: Session, initial: MetricRecord | None) -> Result:
-        """What Flower calls the result: the model, and the metrics of all rounds."""
-        result = Result()
-        result.arrays = session.arrays()
-        if initial is not None:
-            result.evaluate_metrics_serverapp[0] = initial
-        result.train_metrics_clientapp.update(rounds_of(self.records, "train"))
-        result.evaluate_metrics_clientapp.update(rounds_of(self.records, "evaluate"))
-        result.evaluate_metrics_serverapp.update(rounds_of(self.records, "initial", first=0))
-        result.evaluate_metrics_serverapp.update(rounds_of(self.records, "server"))
-        return result
