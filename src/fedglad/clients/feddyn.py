@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from fedglad.clients.method import Counting, Memory
+from fedglad.clients.method import Counting, Memory, Pair
 from fedglad.core.checks import check
 
 if TYPE_CHECKING:
@@ -38,14 +38,12 @@ class FedDyn(Counting):
     def correct(self, grad: Tensor, w: Tensor, theta: Tensor, memory: Memory, sent: Memory) -> None:
         grad.add_(w - theta, alpha=self.alpha).sub_(memory["lambda_k"])
 
-    def finish(
-        self, delta: Tensor, steps: int, memory: Memory, sent: Memory
-    ) -> tuple[Memory, Tensor | None]:
+    def finish(self, delta: Tensor, steps: int, memory: Memory, sent: Memory) -> Pair:
         return {"lambda_k": memory["lambda_k"] + self.alpha * delta}, delta
 
     def server(  # pyright: ignore[reportIncompatibleVariableOverride]
         self, mean: Tensor, extra_sum: Tensor, count: int, state: Memory
-    ) -> tuple[Memory, Tensor | None]:
+    ) -> Pair:
         """h after the round, and the shift −h/α of θ."""
         before = state.get("h", mean.new_zeros(mean.shape))
         h = before + (self.alpha / self.population) * extra_sum

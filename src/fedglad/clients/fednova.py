@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from fedglad.clients.method import Memory, Plain
+from fedglad.clients.method import Memory, Pair, Plain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,9 +27,7 @@ class Normalised:
         tau, rho = np.asarray(steps, dtype=float), self.rho
         return (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
 
-    def __call__(
-        self, mean: Tensor, extra_sum: Tensor, count: int, state: Memory
-    ) -> tuple[Memory, Tensor | None]:
+    def __call__(self, mean: Tensor, extra_sum: Tensor, count: int, state: Memory) -> Pair:
         return state, None
 
 
@@ -62,8 +60,6 @@ class FedNova(Plain):
         """The server half, which knows how long a client's way was."""
         return Normalised(self.momentum if self.optimizer == "sgdm" else 0.0)
 
-    def finish(
-        self, delta: Tensor, steps: int, memory: Memory, sent: Memory
-    ) -> tuple[Memory, Tensor | None]:
+    def finish(self, delta: Tensor, steps: int, memory: Memory, sent: Memory) -> Pair:
         delta.div_(float(self.server.lengths([steps])[0]))
         return {}, None

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Loss = Callable[["Tensor", "Tensor"], "Tensor"]
 Memory = dict[str, "Tensor"]
+Pair = tuple[Memory, "Tensor | None"]
+"""New memory or state, and what goes with it: what a client sends, or by how much θ is shifted."""
 Prepare = Callable[["Tensor", bool], "Tensor"]
 """The model's inputs of a batch as it is stored; the flag says whether it is for training."""
 Local = Annotated[
@@ -112,9 +114,7 @@ class Plain:
         a row for each client: write it elementwise, and reduce over the last dimension only.
         """
 
-    def finish(
-        self, delta: Tensor, steps: int, memory: Memory, sent: Memory
-    ) -> tuple[Memory, Tensor | None]:
+    def finish(self, delta: Tensor, steps: int, memory: Memory, sent: Memory) -> Pair:
         """The client's proposed new memory, and what it sends beside its update; as `correct`."""
         return {name: memory[name] for name in self.remembers}, None
 

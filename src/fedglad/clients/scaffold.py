@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from fedglad.clients.method import Counting, Memory, require_plain_sgd
+from fedglad.clients.method import Counting, Memory, Pair, require_plain_sgd
 from fedglad.core.checks import check
 
 if TYPE_CHECKING:
@@ -51,9 +51,7 @@ class Scaffold(Counting):
             memory["sum"].add_(grad)
         grad.add_(sent["c"] - memory["c_k"])
 
-    def finish(
-        self, delta: Tensor, steps: int, memory: Memory, sent: Memory
-    ) -> tuple[Memory, Tensor | None]:
+    def finish(self, delta: Tensor, steps: int, memory: Memory, sent: Memory) -> Pair:
         if self.option == "mean":
             new = memory["sum"] / steps
         else:
@@ -62,7 +60,7 @@ class Scaffold(Counting):
 
     def server(  # pyright: ignore[reportIncompatibleVariableOverride]
         self, mean: Tensor, extra_sum: Tensor, count: int, state: Memory
-    ) -> tuple[Memory, Tensor | None]:
+    ) -> Pair:
         """c after the round: the mean of all c_k."""
         before = state.get("c", mean.new_zeros(mean.shape))
         return {"c": before + extra_sum / self.population}, None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedglad.clients.method import Local, Memory, Plain, require_plain_sgd
+from fedglad.clients.method import Local, Memory, Pair, Plain, require_plain_sgd
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,15 +36,13 @@ class VRLSGD(Plain):
     def correct(self, grad: Tensor, w: Tensor, theta: Tensor, memory: Memory, sent: Memory) -> None:
         grad.sub_(memory["deviation"])
 
-    def finish(
-        self, delta: Tensor, steps: int, memory: Memory, sent: Memory
-    ) -> tuple[Memory, Tensor | None]:
+    def finish(self, delta: Tensor, steps: int, memory: Memory, sent: Memory) -> Pair:
         taken = delta / (steps * self.lr)
         return {"deviation": memory["deviation"] + taken}, taken
 
     def server(  # pyright: ignore[reportIncompatibleVariableOverride]
         self, mean: Tensor, extra_sum: Tensor, count: int, state: Memory
-    ) -> tuple[Memory, Tensor | None]:
+    ) -> Pair:
         """The plain mean of the gradients that the cohort took."""
         return {"mean": extra_sum / count}, None
 

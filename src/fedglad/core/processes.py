@@ -6,7 +6,7 @@ import os
 import signal
 import time
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -53,22 +53,21 @@ class Pool:
     def run(self, messages: Sequence[Any], timeout: float = 0, tries: int = TRIES) -> Iterator[Any]:
         """The answers in order; at most 2 × workers messages are out or waiting to be taken."""
         answers: dict[int, Any] = {}
-        again, deaths = deque[int](), dict.fromkeys(range(len(messages)), 0)
-        unsent = deque(range(len(messages)))
+        unsent, deaths = deque(range(len(messages))), Counter[int]()
         self._replace_busy()  # a round that was given up, and is still referred to
         try:
             for wanted in range(len(messages)):
-                self._send(messages, again, unsent, wanted)
+                self._send(messages, unsent, wanted)
                 while wanted not in answers:
                     for number, answer in self._receive(timeout):
                         deaths[number] += answer is None
                         if answer is not None:
                             answers[number] = answer
                         elif deaths[number] < tries:
-                            again.append(number)
+                            unsent.appendleft(number)
                         else:
                             answers[number] = Lost(f"its worker died {deaths[number]} times")
-                    self._send(messages, again, unsent, wanted)
+                    self._send(messages, unsent, wanted)
                 yield answers.pop(wanted)
         finally:
             self._replace_busy()
@@ -79,19 +78,12 @@ class Pool:
             _end(process)
         self.processes = []
 
-    def _send(
-        self, messages: Sequence[Any], again: deque[int], unsent: deque[int], wanted: int
-    ) -> None:
+    def _send(self, messages: Sequence[Any], unsent: deque[int], wanted: int) -> None:
         """Gives every idle worker something to do, as far as the window goes."""
-        for process in self.processes:
-            if process.message is not None:
-                continue
-            if again:
-                number = again.popleft()
-            elif unsent and unsent[0] < wanted + self.window:
-                number = unsent.popleft()
-            else:
+        for process in (process for process in self.processes if process.message is None):
+            if not unsent or unsent[0] >= wanted + self.window:
                 return
+            number = unsent.popleft()
             process.message, process.since = number, time.monotonic()
             with suppress(BrokenPipeError):  # it died idle: seen, and mended, when we listen
                 process.pipe.send((number % self.window, messages[number]))

@@ -6,19 +6,10 @@
 >>> federation.clients, len(labels) == federation.size(3)
 (20, True)
 
-| file | what it has |
-|---|---|
-| `federation.py` | what a simulation asks of a data set, and `Partitioned`, a set in memory |
-| `partition/` | which samples each client owns, with a registry of partitions |
-| `split.py` | the settings that every partitioned data set has |
-| `picture.py` | a partition as numbers and in the terminal |
-| `digits.py` | 1,797 handwritten digits of 8×8 pixels, bundled |
-| `images.py`, `pixels.py` | MNIST and CIFAR-10; bytes to a model's inputs, augmented in training |
-| `texts.py` | 20 Newsgroups and AG News as token ids |
-| `tokens.py`, `words.py`, `encoders.py` | tokenised once: by words, or as an encoder was trained |
-| `vectors.py` | GloVe word vectors |
-| `store.py`, `fetch.py`, `packages.py`, `sources/` | fetching: the cache, the means, the sets |
-| `synthetic.py` | Synthetic(α, β): logistic data for any number of clients, made when asked |
+`federation` is what a simulation asks of a data set; `partition/` and `split` say which samples
+each client owns, `picture` shows it. `digits`, `images`, `texts` and `synthetic` are the sets;
+`pixels`, `tokens`, `words`, `encoders` and `vectors` make a model's inputs of them; `store`,
+`fetch`, `packages` and `sources/` get and keep their files.
 
 A data set is a frozen dataclass of settings whose `load_federation()` gives a `Federation`. Only
 `fedglad.rng` and `fedglad.core` are imported from the rest of the library.

@@ -61,8 +61,7 @@ class Directory:
         self.names: list[int | str] = []
         self.count = 0
         self.expected = 0  # nodes that were connected when a resumed run was saved
-        self.online: dict[int, int] = {}
-        self._places: dict[int, int] = {}  # node id to client
+        self.online: dict[int, int] = {}  # client to node id
         self._sizes: dict[int, int] = {}  # of clients, where known
         self._answers: dict[int, Mapping[str, Any]] = {}  # by node id
         self._tries = Counter[int]()
@@ -91,15 +90,15 @@ class Directory:
         """Finds out which nodes are connected, and which clients they are."""
         self._looks += 1
         connected = {info.node_id: info for info in grid.get_nodes()}
-        self._places = {node: k for node, k in self._places.items() if node in connected}
-        new = [info for node, info in connected.items() if node not in self._places]
+        self.online = {k: node for k, node in self.online.items() if node in connected}
+        known = set(self.online.values())
+        new = [info for node, info in connected.items() if node not in known]
         if new and self.kind == "auto":
             self.kind = self._decide(grid, new, timeout)
         if new and self.kind == "partition-id":
             self._ask(grid, [info.node_id for info in new], timeout)
         if new:
             self._admit(new)
-        self.online = {client: node for node, client in self._places.items()}
 
     def size(self, grid: Grid, client: int, timeout: float) -> int:
         """A client's number of samples; asked of all connected nodes at once."""
@@ -171,15 +170,11 @@ class Directory:
                 )
         self.names += sorted(set(names.values()) - set(self.names), key=str)
         by_name = {name: k for k, name in enumerate(self.names)}
-        taken = {client: node for node, client in self._places.items()}
         for node, name in names.items():
             client = int(name) if self.kind == "partition-id" else by_name[name]
-            if client in taken:  # until it is gone: nobody takes another's place
-                log.warn("Node %d has the %s %r of node %d", node, self.kind, name, taken[client])
-            else:
-                self._places[node] = client
-                taken[client] = node
-        self.count = max([self.count, len(self.names), *(k + 1 for k in taken)])
+            if (other := self.online.setdefault(client, node)) != node:  # until that is gone
+                log.warn("Node %d has the %s %r of node %d", node, self.kind, name, other)
+        self.count = max([self.count, len(self.names), *(k + 1 for k in self.online)])
 
     def _partition(self, node: int) -> int | None:
         place = self._answers.get(node, {}).get("partition-id")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from fedglad.analysis.curves import Series, series
+from fedglad.analysis.curves import series
 from fedglad.analysis.statistics import LAST, interval, last_mean, spread
 from fedglad.report import RunFigures
 from fedglad.report.groups import Grouped
@@ -146,15 +146,10 @@ def _summed(view: RunView) -> Accuracy:
 
 
 def _recorded(view: RunView) -> Accuracy:
-    tested = list(_tests(view).values())
+    tested = list(series(view.rounds, "test_accuracy").values())
     if not tested:
         return Accuracy(None, None)
     return Accuracy(last_mean(tested), tested[-1], min(LAST, len(tested)))
-
-
-def _tests(view: RunView) -> Series:
-    """The accuracy of each round that was tested, from 1."""
-    return series(view.rounds, "test_accuracy")
 
 
 def _accuracy(grouped: Grouped, k: int, runs: Sequence[RunFigures]) -> dict[str, str]:
@@ -186,7 +181,7 @@ def _accuracy(grouped: Grouped, k: int, runs: Sequence[RunFigures]) -> dict[str,
 
 def _every_round(view: RunView) -> bool:
     """Whether the tests of the result are those of rounds in a row."""
-    tested = list(_tests(view))[-LAST:]
+    tested = list(series(view.rounds, "test_accuracy"))[-LAST:]
     in_a_row = not tested or tested[-1] - tested[0] == len(tested) - 1
     return in_a_row and view.config.get("eval_every", 1) == 1
 
@@ -222,7 +217,7 @@ def _gain(grouped: Grouped, k: int) -> list[dict[str, str]]:
         one, other = (grouped.views[part[seed]] for part in (members, base))
         mine, theirs = result(one).last10, result(other).last10
         if not (one.finished and other.finished):
-            tests = [_tests(one), _tests(other)]
+            tests = [series(view.rounds, "test_accuracy") for view in (one, other)]
             common = [t for t in tests[0] if t in tests[1]]
             ends += common[-1:]
             mine, theirs = (

@@ -44,22 +44,16 @@ class Progress:
 class File:
     """A raw file, or a file as a place offers it: a raw one, or a .gz, .xz, tar or zip of some.
 
-    | field | meaning |
-    |---|---|
-    | `checksum` | "md5:…" or "sha256:…"; empty if none is published |
-    | `members` | of an archive: the wanted members by their full paths; a .gz or .xz has one |
-    | `convert` | makes the raw files of the members, in the folder where they lie |
-
     A file that is converted needs a checksum, as it is decoded before its content can be verified.
     A raw file without one is taken only from such files.
     """
 
     name: str
-    checksum: str = ""
+    checksum: str = ""  # "md5:…" or "sha256:…"; empty if none is published
     size: int | None = None
     other_names: Sequence[str] = ()
-    members: Sequence[str] = ()
-    convert: Callable[[Path], None] | None = None
+    members: Sequence[str] = ()  # the wanted ones by their full paths; a .gz or .xz has one
+    convert: Callable[[Path], None] | None = None  # makes the raw files where the members lie
 
     def __post_init__(self) -> None:
         if self.convert and not self.checksum:

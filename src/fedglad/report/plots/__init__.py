@@ -20,12 +20,6 @@ FORMATS = ("png", "svg", "pdf")
 def write(payload: dict[str, Any], folder: Path, format: str) -> list[Path]:
     """Draws every chart that has data into the folder; the files written.
 
-    | file | what |
-    |---|---|
-    | `rounds` | accuracy, loss and GSI by round; several runs overlaid, seeds as a band |
-    | `factors` | groups × rounds: the factor s and GSI/B; one file a run |
-    | `similarity` | GSI against the label similarity of the cohort; one file a run |
-
     The same payload gives the same bytes. `left_out` names what has no data.
     """
     if format not in FORMATS:

@@ -181,7 +181,9 @@ class BatchedEngine(SerialEngine):
                 grads[name][now] = value
             client.correct(grad[now], w[now], theta, _rows(memory, now), call.sent)
             if client.clip_norm:
-                _clip(grad[now], client.clip_norm)
+                norm = torch.linalg.vector_norm(grad[now], dim=1, keepdim=True)
+                most = client.clip_norm
+                grad[now].mul_(torch.where(norm > most, most / (norm + 1e-6), 1.0))
             for total, rows in _runs(totals[now]):
                 rate = client.rate(step, total)
                 move(client, w[rows], grad[rows], _rows(slots, rows), rate, step)
@@ -291,11 +293,6 @@ def _mean_of_targets(scores: Tensor, y: Tensor, weight: Tensor | None) -> Tensor
     if weight is not None:
         counted &= (weight > 0).view(*weight.shape, *[1] * (y.dim() - 2))
     return (each * counted).flatten(1).sum(dim=1) / counted.flatten(1).sum(dim=1)
-
-
-def _clip(grad: Tensor, most: float) -> None:
-    norm = torch.linalg.vector_norm(grad, dim=1, keepdim=True)
-    grad.mul_(torch.where(norm > most, most / (norm + 1e-6), 1.0))
 
 
 def _runs(totals: Sequence[int]) -> Iterator[tuple[int, slice]]:

@@ -20,7 +20,6 @@ from fedglad.records import Bundle, Failure, Several
 from fedglad.simulation.engines.base import (
     CHUNK,
     GROUP_BYTES,
-    Call,
     Job,
     Packed,
     Report,
@@ -112,17 +111,6 @@ class LocalEngine:
         """Runs in each worker."""
         worker = Worker(self.job, self.device)
 
-        def answer(call: Call, client: int, version: int, delta: Tensor, slot: int, at: int) -> Any:
-            extra = self.extras[slot, at] if len(self.extras) else None
-            try:
-                report = worker.train(call, client, delta, extra, version)
-            except OSError as error:
-                return error
-            if isinstance(report, Failure):
-                return report
-            sends = extra is not None and report.extra is not None
-            return report.steps, report.loss, _arrays(report.buffers or {}), sends
-
         def train(slot: int, t: int, buffers: Any, clients: Sequence[tuple[int, int]]) -> list[Any]:
             call = worker.call(t, (self.theta, _tensors(buffers)), self.sent)
             deltas, deaths = self.slots[slot, : len(clients)].unbind(), self.deaths[slot]
@@ -132,7 +120,15 @@ class LocalEngine:
                     answers.append(Failure(client, f"its worker died {TRIES} times"))
                     continue
                 deaths[at] += 1  # taken back if it lives
-                answers.append(answer(call, client, version, deltas[at], slot, at))
+                extra = self.extras[slot, at] if len(self.extras) else None
+                try:
+                    done: Any = worker.train(call, client, deltas[at], extra, version)
+                    if isinstance(done, Report):
+                        sends = extra is not None and done.extra is not None
+                        done = done.steps, done.loss, _arrays(done.buffers or {}), sends
+                except OSError as error:
+                    done = error
+                answers.append(done)
                 deaths[at] -= 1
             return answers
 
