@@ -76,12 +76,13 @@ def mistakes(
         raise
 
 
-def table(first: str, *numbers: str) -> "Table":
-    """A table without lines: a first column that may wrap, and columns of numbers."""
+def table(first: str | None = None, *numbers: str) -> "Table":
+    """A table without lines: a first column that may wrap, if any, and columns of numbers."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    made.add_column(first, overflow="fold")
+    if first is not None:
+        made.add_column(first, overflow="fold")
     for head in numbers:
         made.add_column(head, justify="right", no_wrap=True)
     return made

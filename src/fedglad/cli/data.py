@@ -30,8 +30,7 @@ def list_(
     as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON only.")] = False,
 ) -> None:
     """Which data sets there are, and which of them are here."""
-    from rich.table import Table
-
+    from fedglad.cli.console import table
     from fedglad.cli.fetching import megabytes
     from fedglad.data import store
     from fedglad.data.sources import RECIPES
@@ -40,13 +39,13 @@ def list_(
     if as_json:
         print_json({row.pop("name"): row for row in rows})
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    made = table()
     for head in ("name", "here", "size", "what it is"):
-        table.add_column(head, no_wrap=head != "what it is")
+        made.add_column(head, no_wrap=head != "what it is")
     for row in rows:
         size = megabytes(row["bytes"]) if row["bytes"] else ""
-        table.add_row(row["name"], row["state"], size, escape(row["about"]))
-    print_wide(table)
+        made.add_row(row["name"], row["state"], size, escape(row["about"]))
+    print_wide(made)
     say(f"Cache: {store.cache_folder()}")
 
 

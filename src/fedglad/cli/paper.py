@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from fedglad.cli import console
 from fedglad.cli.console import error, mistakes, note, print_json, print_wide, say, warn
 from fedglad.cli.options import AsJson, Jobs, RunsOut, among, cores
 from fedglad.cli.sweep import STOPPED
 
 if TYPE_CHECKING:
-    from rich.table import Table as Grid
-
     from fedglad.runs.sweeping import Task
     from fedglad.studies.paper.results import Library
     from fedglad.studies.paper.tables import Table
@@ -56,7 +55,12 @@ def list_(out: RunsOut = RUNS, kept: Results = RESULTS, as_json: AsJson = False)
             {n: {"about": e.about, "where": e.where, **asdict(rows[n])} for n, e in experiments}
         )
         return
-    grid = _grid(("name", "where", "cells", "runs", "done", "hours", "left", "what it shows"))
+    grid = console.table()
+    for head in ("name", "where", "cells", "runs", "done", "hours", "left", "what it shows"):
+        number = head not in ("name", "where", "what it shows")
+        grid.add_column(
+            head, justify="right" if number else "left", no_wrap=head != "what it shows"
+        )
     for name, one in EXPERIMENTS.items():
         row = rows[name]
         absent = f" ({row.absent} runs: not in this version)" if row.absent else ""
@@ -244,7 +248,7 @@ def _fetched(tasks: list[Task]) -> list[Task]:
 
 def _show(made: Table) -> None:
     say(made.title)
-    grid = _grid(())
+    grid = console.table()
     for column in made.columns:
         head = textwrap.fill(column.head, HEAD, break_long_words=False)
         side = "left" if column.left else "right"
@@ -253,16 +257,6 @@ def _show(made: Table) -> None:
         grid.add_row(*map(escape, texts))
     print_wide(grid)
     note(made.notes)
-
-
-def _grid(heads: tuple[str, ...]) -> Grid:
-    from rich.table import Table
-
-    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for head in heads:
-        number = head in ("cells", "runs", "done", "hours", "left")
-        grid.add_column(head, justify="right" if number else "left", no_wrap=head != heads[-1])
-    return grid
 
 
 def _hours(value: float | None, *, more: bool) -> str:

@@ -1,10 +1,9 @@
 """The clients' memories: files that are committed with the run's checkpoint.
 
-A method may let a client keep vectors from one of its rounds to the next (SCAFFOLD's c_k). They
-lie on disk, read and written by whichever process trains the client, so that no process holds more
-of them than the clients it is at work on. A new memory is a proposal, kept only if the client's
-update was accepted. Each file is named by the round after which it is valid: a run that goes back
-to a checkpoint finds the memories of that moment.
+What a client keeps from one of its rounds to the next (SCAFFOLD's c_k) is read and written by
+whichever process trains it. A new memory is a proposal, kept only if the client's update was
+accepted. Each file is named by the round after which it is valid: a run that goes back to a
+checkpoint finds the memories of that moment.
 """
 
 import re
@@ -120,4 +119,4 @@ class Memories:
         return self.folder / f"{client // SHELF:06d}" / f"{client}.{version}.safetensors"
 
     def _proposal(self, client: int, t: int) -> Path:
-        return self.folder / f"{client // SHELF:06d}" / f"{client}.{t}.proposal"
+        return self._path(client, t).with_suffix(".proposal")

@@ -1,18 +1,8 @@
 """Partitions: which samples of a data set each client owns.
 
 A partition is a function of the labels, the number of clients and a generator. It gives each index
-to exactly one client, and each client at least one index. `base.py` has what they share.
-
-| name | a client's labels | its size |
-|---|---|---|
-| `label-skew` | q ~ Dir(α·p), α the total concentration | equal |
-| `fednlp` | the same, drawn as by the paper's authors | equal |
-| `dirichlet` | for each class, the clients' shares ~ Dir_N(α) | what comes of it |
-| `iid` | as the whole | equal |
-| `shards` | at most k classes | nearly equal |
-| `quantity` | as the whole | log-normal |
-| `natural` | those of its samples in the data: a writer's, a user's | as in the data |
-| `centralised` | the whole: one client | all |
+to exactly one client, and each client at least one index. `base.py` has what they share,
+docs/partitions.md a table of them.
 """
 
 import difflib

@@ -1,6 +1,7 @@
 """Accuracy, loss and GSI by round: several runs overlaid, seeds as a band."""
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from fedglad.analysis.curves import Curve, curve
@@ -50,8 +51,10 @@ def draw(payload: dict[str, Any]) -> Any:
                 _line(axes, line, **style, faint=k > 0)
             if panel == "gsi":
                 flags |= _mark(axes, runs, curves[0], style["color"])
-    if len(groups) == 1:
-        _shade(column, [payload["runs"][k] for k in groups[0]["runs"]])
+    if len(groups) == 1:  # the same rounds through all panels, so that their effect is seen
+        for flag, rounds in flagged([payload["runs"][k] for k in groups[0]["runs"]]).items():
+            for axes, t in product(column, rounds):
+                axes.axvline(t, color=MARKS[flag][1], alpha=0.25, linewidth=0.6, zorder=0)
     labels = {"accuracy": "test accuracy (%)", "loss": "loss", "gsi": "GSI"}
     for panel, axes in by_name.items():
         axes.set_ylabel(labels[panel])
@@ -97,14 +100,6 @@ def _mark(axes: Any, runs: Sequence[RunFigures], curve: Curve, colour: str) -> s
             zorder=3,
         )
     return {flag for flag, rounds in marks.items() if rounds}
-
-
-def _shade(column: Sequence[Any], runs: Sequence[RunFigures]) -> None:
-    """The same rounds through all panels, so that their effect is seen."""
-    for flag, rounds in flagged(runs).items():
-        for axes in column:
-            for t in rounds:
-                axes.axvline(t, color=MARKS[flag][1], alpha=0.25, linewidth=0.6, zorder=0)
 
 
 def _legend(figure: Any, payload: dict[str, Any], panels: Sequence[str], flags: set[str]) -> None:

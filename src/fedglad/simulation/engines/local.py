@@ -78,16 +78,15 @@ class LocalEngine:
     def _group(self, slot: int, clients: Sequence[int], results: Any) -> Several | Bundle:
         if isinstance(results, Lost):
             return Several(Failure(client, results.reason) for client in clients)
-        reports = [self._report(slot, at, answer) for at, answer in enumerate(results)]
+        reports: list[Report | Failure] = []
+        for at, answer in enumerate(results):
+            if isinstance(answer, OSError):
+                raise answer
+            if not isinstance(answer, Failure):
+                *rest, has_extra = answer
+                answer = Report(*rest, extra=self.extras[slot, at] if has_extra else None)
+            reports.append(answer)
         return as_group(self.job, clients, self.slots[slot], reports)
-
-    def _report(self, slot: int, at: int, answer: Any) -> Report | Failure:
-        if isinstance(answer, OSError):
-            raise answer
-        if isinstance(answer, Failure):
-            return answer
-        *rest, has_extra = answer
-        return Report(*rest, extra=self.extras[slot, at] if has_extra else None)
 
     def evaluate(self, packed: Packed) -> tuple[float, float]:
         sums = self._run("evaluate", packed, range(0, self.test_size, CHUNK))
