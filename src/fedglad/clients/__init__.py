@@ -1,9 +1,6 @@
 """Client methods: the one local training loop, and one small file a method.
 
 >>> import fedglad
->>> from fedglad.clients import FedProx
->>> FedProx(mu=0.01, lr=0.1).mu
-0.01
 >>> settings = {"client.name": "fedprox", "client.mu": 0.01, "rounds": 1, "client.epochs": 1}
 >>> [round.record.status for round in fedglad.simulate("digits", settings)]
 ['stepped']

@@ -2,15 +2,14 @@
 
 >>> import tempfile, pathlib
 >>> from fedglad.config import load
->>> from fedglad.runs import Run, execute, sweep, tasks
+>>> from fedglad.runs import Run, execute, tasks
 >>> folder = pathlib.Path(tempfile.mkdtemp())
 >>> short = {"rounds": 2, "client.epochs": 1}
 >>> run = execute(*load("digits", short), out=folder / "one")  # a finished run is kept as it is
 >>> [line["status"] for line in Run(folder / "one").rounds()]
 ['stepped', 'stepped']
->>> many = tasks("digits", ["adapter.name=none,glad"], short, folder)
->>> [event.what for event in sweep(many)]  # doctest: +SKIP
-['done', 'done']
+>>> [task.label for task in tasks("digits", ["adapter.name=none,glad"], short, folder)]  # to sweep
+['adapter.name=none', 'adapter.name=glad']
 
 May import config and simulation.
 """

@@ -1,11 +1,10 @@
 """The server: one round is validate ▸ filter ▸ aggregate ▸ method ▸ adapt ▸ step.
 
 >>> import torch
->>> from fedglad.server import Server  # or: from fedglad import Server
+>>> from fedglad import Server, Update
 >>> def halved(mean, extra_sum, count, state):  # a Method: what clients send moves θ as well
 ...     return state, -0.5 * extra_sum / count
 >>> server = Server({"w": torch.zeros(1)}, method=halved)
->>> from fedglad import Update
 >>> record = server.step([Update({"w": torch.ones(1)}, extra={"w": torch.ones(1)})])
 >>> server.state["w"]
 tensor([-1.5000])
