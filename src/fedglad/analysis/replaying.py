@@ -25,6 +25,7 @@ from fedglad.analysis.recording import (
     section,
 )
 from fedglad.config.schema import REGISTRIES, Config, ConfigError, find
+from fedglad.core.own import is_own
 from fedglad.records import Round
 
 
@@ -152,21 +153,34 @@ def replay(
         adapter=adapter,
         rounds=tuple(rounds),
         replayed=_summary([_scales(one.groups) for one in rounds], adapter),
-        recorded=_summary([_scales(line.groups) for line in run.lines], own_rule(run.config)),
+        recorded=_summary(
+            [_scales(line.groups) for line in run.lines], own_rule(run.config, [adapter])
+        ),
         notes=tuple(notes),
     )
 
 
-def own_rule(config: Mapping[str, Any] | None) -> Adapter | None:
-    """The rule that a run had; None if its configuration is not there, or its class."""
+def own_rule(config: Mapping[str, Any] | None, loaded: Iterable[Adapter] = ()) -> Adapter | None:
+    """The rule that a run had; None if its configuration is not there, or its class.
+
+    Somebody's own class is not loaded for it, unless it is that of one of these.
+    """
     try:
-        return rule(config, {})
+        return rule(config, {}, trusted=[settings(adapter)["name"] for adapter in loaded])
     except ConfigError:
         return None
 
 
-def rule(config: Mapping[str, Any] | None, overrides: Mapping[str, Any]) -> Adapter:
-    """The rule of a run with dotted keys, all of them adapter.*, set on top."""
+def rule(
+    config: Mapping[str, Any] | None,
+    overrides: Mapping[str, Any],
+    *,
+    trusted: Collection[str] = (),
+) -> Adapter:
+    """The rule of a run with dotted keys, all of them adapter.*, set on top.
+
+    Somebody's own class is loaded if the overrides, and not only the run, name it, or `trusted`.
+    """
     given = section(config or {}, "adapter")
     name = given.get("name", "glad")
     for key in sorted(overrides, key=lambda key: key != "adapter.name"):
@@ -178,8 +192,14 @@ def rule(config: Mapping[str, Any] | None, overrides: Mapping[str, Any]) -> Adap
         given[rest] = overrides[key]
     if config is None and "name" not in given:
         raise ConfigError("without config.toml the run's rule is not known: --set adapter.name=...")
-    if not issubclass(find("adapter", str(given.get("name", name))), Adapter):
-        raise ConfigError(f"adapter.name = {given['name']!r} is not a fedglad.adapters.Adapter")
+    chosen = str(given.get("name", name))
+    if is_own(chosen) and chosen not in (overrides.get("adapter.name"), *trusted):
+        raise ConfigError(
+            f"the run's rule is somebody's own code, adapter.name = {chosen!r}, and reading a run "
+            f"loads none. If you trust it, name it: --set adapter.name={chosen}"
+        )
+    if not issubclass(find("adapter", chosen), Adapter):
+        raise ConfigError(f"adapter.name = {chosen!r} is not a fedglad.adapters.Adapter")
     try:
         return Config.of({"adapter": given}).sections["adapter"]
     except ConfigError as error:

@@ -1,6 +1,7 @@
 """`fedglad config`: the complete configuration, every field with its meaning."""
 
 import sys
+from typing import Annotated
 
 import typer
 
@@ -11,9 +12,16 @@ app = typer.Typer()
 
 
 @app.command()
-def config(source: Source = "digits", set_: Settings = None) -> None:
+def config(
+    source: Source = "digits",
+    set_: Settings = None,
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help="Load the code that the file names, to check it.")
+    ] = False,
+) -> None:
     """Print the complete configuration, every field with its meaning."""
     from fedglad.config.schema import load
 
     with mistakes():
-        sys.stdout.write(load(source, given(set_))[1].to_toml())
+        _, checked = load(source, given(set_), trust_code=trust_code)
+        sys.stdout.write(checked.to_toml())

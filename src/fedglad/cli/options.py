@@ -47,6 +47,10 @@ Grids = Annotated[
     typer.Option("--grid", metavar="KEY=V1,V2", help="Values to go through: server.lr=0.5,1"),
 ]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default one a core.")]
+TrustCode = Annotated[
+    bool,
+    typer.Option("--trust-code", help="Run the code that a run's config.toml names."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON only.")]
 Runs = Annotated[
     list[Path], typer.Argument(metavar="RUN…", help="Runs' folders, or folders of them.")

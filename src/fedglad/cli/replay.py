@@ -124,7 +124,7 @@ def _show(run: Path, record: Recording, replays: Mapping[str, Replayed], *, ever
 
     # In a table all keys are of the same section.
     replays = {label.replace("adapter.", ""): replayed for label, replayed in replays.items()}
-    recorded_rule = own_rule(record.config)
+    recorded_rule = own_rule(record.config, [one.adapter for one in replays.values()])
     rule = "its own rule is not known here"
     if recorded_rule is not None:
         rule = " ".join(f"{k}={v}" for k, v in settings(recorded_rule).items())

@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from fedglad.cli.console import console, mistakes, print_json, say, warn
-from fedglad.cli.options import Settings, Source, given
+from fedglad.cli.options import Settings, Source, TrustCode, given
 
 app = typer.Typer()
 
@@ -19,6 +19,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="The run's folder.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an unfinished run.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a run that is there.")] = False,
+    trust_code: TrustCode = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the summary as JSON only.")
     ] = False,
@@ -26,11 +27,11 @@ def run(
     """Run a federated experiment and keep its records."""
     from fedglad.cli.fetching import fetch_for
     from fedglad.cli.progress import ShowRun, distrusted
-    from fedglad.config.schema import load
+    from fedglad.runs.own_code import load_trusted
     from fedglad.runs.running import execute
 
     with mistakes(stopped="stopped at once; go on from the last checkpoint with --resume"):
-        name, config = load(source, given(set_))
+        name, config = load_trusted(source, given(set_), trust_code=trust_code)
         fetch_for(config)
         with ShowRun(config.rounds, quiet=as_json) as show:
             done = execute(name, config, out=out, resume=resume, force=force, on_round=show.round)

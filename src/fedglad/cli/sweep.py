@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedglad.cli.console import console, error, mistakes, print_json, warn
-from fedglad.cli.options import AsJson, Grids, Jobs, RunsOut, Settings, Source, cores, given
+from fedglad.cli.options import (
+    AsJson,
+    Grids,
+    Jobs,
+    RunsOut,
+    Settings,
+    Source,
+    TrustCode,
+    cores,
+    given,
+)
 
 if TYPE_CHECKING:
     from fedglad.runs.sweeping import Event
@@ -27,6 +37,7 @@ def sweep(
         typer.Option("--control", help="Run each adaptive rule also at its constant mean factor."),
     ] = False,
     out: RunsOut = Path("runs"),
+    trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Run every combination of the grids that is missing, and compare them."""
@@ -36,7 +47,7 @@ def sweep(
     from fedglad.runs.folder import make_folder
 
     with mistakes(stopped=STOPPED):
-        tasks = sweeping.tasks(source, grid or [], given(set_), out)
+        tasks = sweeping.tasks(source, grid or [], given(set_), out, trust_code=trust_code)
         for task in tasks:  # before they wait for each other
             fetch_for(task.config)
         make_folder(out)

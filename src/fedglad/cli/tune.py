@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from fedglad.cli.console import console, error, mistakes, note, print_json, print_wide, say, table
-from fedglad.cli.options import AsJson, Jobs, Settings, Source, cores, given
+from fedglad.cli.options import AsJson, Jobs, Settings, Source, TrustCode, cores, given
 from fedglad.cli.sweep import STOPPED
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def tune(
     ] = None,
     jobs: Jobs = None,
     out: Annotated[Path, typer.Option(help="The folder of the runs' folders.")] = Path("runs/tune"),
+    trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Choose settings by the mean training loss of the first rounds, as the paper does."""
@@ -45,7 +46,9 @@ def tune(
     with mistakes(stopped=STOPPED):
         settings = given(set_)
         grids = written_out(grid or [], load(source, settings)[1].to_dict())
-        search = tuning.combinations(source, grids, settings, out, share=share)
+        search = tuning.combinations(
+            source, grids, settings, out, share=share, trust_code=trust_code
+        )
         chosen = search.first(trials)
         for task in chosen:
             fetch_for(task.config)

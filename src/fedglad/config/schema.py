@@ -9,21 +9,22 @@ from __future__ import annotations
 import copy
 import difflib
 import hashlib
-import importlib
 import json
 import math
 import re
 import tomllib
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_origin, get_type_hints
 
 from fedglad import adapters, clients, data, filters, models, optimizers, samplers, weights
 from fedglad.config.fit import agree, check
+from fedglad.config.keys import flat
 from fedglad.config.presets import PRESETS, Preset
+from fedglad.core import own
 from fedglad.core.build import build, settings_of
 from fedglad.server.compatibility import refuse
 from fedglad.simulation import engines
@@ -65,6 +66,20 @@ class ConfigError(ValueError):
     """A configuration that cannot be run; the message says which key, the value and the way out."""
 
 
+CONFIG_FILE = "config.toml"
+"""The file's name in a run's folder, whose author may be anybody; files of other names are those
+that users write."""
+
+
+@dataclass(frozen=True)
+class Unloaded:
+    """A section that names somebody's code, which was not loaded: its text, and nothing checked."""
+
+    exact: ClassVar[bool] = False  # as far as anybody knows
+    name: str
+    values: Mapping[str, Any]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """A checked configuration: the settings of every box."""
@@ -84,25 +99,25 @@ class Config:
                 raise ConfigError(f"{name} = {value!r}: must be 1 or more")
 
     @classmethod
-    def of(cls, tree: Mapping[str, Any]) -> Config:
-        """From a nested dict, as TOML gives it; what is not named has its default."""
+    def of(cls, tree: Mapping[str, Any], trusted: Collection[str] | None = None) -> Config:
+        """From a nested dict, as TOML gives it; what is not named has its default.
+
+        Of the names of code outside of this library, "package.module:Object", those in `trusted`
+        are loaded, by default all. A section with another one is kept as `Unloaded`.
+        """
         top = _top_fields()
         _known("", tree, [*top, *REGISTRIES])
-        sections = {name: _section(name, tree.get(name, {})) for name in REGISTRIES}
+        sections = {name: _section(name, tree.get(name, {}), trusted) for name in REGISTRIES}
         if getattr(sections["data"], "partition", None) == "centralised":
             # There is one client then, and it takes part in every round.
             for section, count in {"data": "clients", "sampler": "clients_per_round"}.items():
                 if hasattr(sections[section], count):
                     sections[section] = replace(sections[section], **{count: 1})
+        parts = {name: sections[name] for name in ("client", "sampler", "server")}
+        rules = [sections[name] for name in ("adapter", "filter", "weighting")]
         try:
-            refuse(
-                sections["adapter"],
-                sections["filter"],
-                sections["weighting"],
-                client=sections["client"],
-                sampler=sections["sampler"],
-                server=sections["server"],
-            )
+            if not any(isinstance(one, Unloaded) for one in (*parts.values(), *rules)):
+                refuse(*rules, **parts)
         except (ValueError, AttributeError) as error:
             lost = "a class of another kind: " if isinstance(error, AttributeError) else ""
             raise ConfigError(f"{lost}{error}") from None
@@ -112,10 +127,17 @@ class Config:
         """Every key with its value; what has none (its class decides) is left out."""
         tree: dict[str, Any] = {name: getattr(self, name) for name in _top_fields()}
         for name, settings in self.sections.items():
-            values = {f.name: getattr(settings, f.name) for f in fields(settings)}
-            given = {key: value for key, value in values.items() if value is not None}
-            tree[name] = {"name": _name_of(name, type(settings)), **given}
+            given = {key: v for key, v in _values(settings).items() if v is not None}
+            tree[name] = {"name": _name_of(name, settings), **given}
         return tree
+
+    def own_names(self, *, loaded: bool = True) -> dict[str, str]:
+        """The keys that name code outside of this library, of sections that are loaded or not."""
+        return {
+            key: name
+            for key, name in _own_names(self.to_dict()).items()
+            if isinstance(self.sections[key.partition(".")[0]], Unloaded) != loaded
+        }
 
     def to_toml(self) -> str:
         """The complete file, every field with its meaning."""
@@ -124,10 +146,11 @@ class Config:
         for section, settings in self.sections.items():
             choices = ", ".join(REGISTRIES[section])
             lines += ["", f"[{section}]", _line("name", tree[section]["name"], choices)]
+            if isinstance(settings, Unloaded):
+                lines.append("# Code that was not loaded: the settings are as they were written.")
             texts = meanings(type(settings))
-            for f in fields(settings):
-                value = tree[section].get(f.name)
-                line = _line(f.name, value, texts.get(f.name))
+            for key, value in _values(settings).items():
+                line = _line(key, value, texts.get(key))
                 lines.append(line if value is not None else f"# {line}")
         return "\n".join(lines) + "\n"
 
@@ -139,10 +162,11 @@ class Config:
         from fedglad.rng import stream
         from fedglad.simulation.simulation import Parts
 
+        self.require_loaded()
         parts = self.sections
         name, settings = type(model).__name__, None
         if model is None:
-            name, settings = _name_of("model", type(parts["model"])), parts["model"]
+            name, settings = _name_of("model", parts["model"]), parts["model"]
             if data is None:
                 agree(settings, parts["data"])
             torch.manual_seed(int(stream(self.seed, "model").integers(2**63)))
@@ -168,11 +192,21 @@ class Config:
 
     def load_data(self) -> Any:
         """The federation that the data section stands for."""
+        self.require_loaded("data")
         return _built("data", self.sections["data"], object)
+
+    def require_loaded(self, *sections: str) -> None:
+        """Raises ConfigError if one of these sections, by default of all, was not loaded."""
+        for key, name in self.own_names(loaded=False).items():
+            if not sections or key.partition(".")[0] in sections:
+                raise ConfigError(
+                    f"{key} = {name!r} is code that a run's folder names, so it was not loaded: if "
+                    "you trust it, say so (--trust-code, or trust_code=True from Python)"
+                )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as plain values: a class that was made of a user's function is in no module."""
-        return Config.of, (self.to_dict(),)
+        return Config.of, (self.to_dict(), tuple(self.own_names().values()))
 
     def hash(self) -> str:
         """A short name of what determines the result: the engine only if its bits differ."""
@@ -186,8 +220,18 @@ class Config:
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def load(source: str | Path, overrides: Mapping[str, Any] | None = None) -> tuple[str, Config]:
-    """A preset by name or a TOML file by path, with dotted keys set on top; its name and itself."""
+def load(
+    source: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    trust_code: bool | Collection[str] | None = None,
+) -> tuple[str, Config]:
+    """A preset by name or a TOML file by path, with dotted keys set on top; its name and itself.
+
+    A file may name code outside of this library, "package.module:Object". It is loaded, unless the
+    file is the config.toml of a run's folder, which somebody else may have written: `trust_code`
+    loads all of it, none, or only these names. What `overrides` name is always loaded.
+    """
     path = Path(source)
     if preset := PRESETS.get(str(source)):
         name, tree = str(source), copy.deepcopy(dict(preset.tree))
@@ -203,10 +247,20 @@ def load(source: str | Path, overrides: Mapping[str, Any] | None = None) -> tupl
             f"unknown preset {str(source)!r}{_closest(str(source), list(PRESETS))}"
             "  (fedglad list presets, or a path that ends in .toml)"
         )
-    _override(tree, overrides or {})
+    if trust_code is None:
+        trust_code = preset is not None or path.name != CONFIG_FILE
+    trusted = None if trust_code is True else {*(trust_code or ()), *_texts(overrides or {})}
+    _override(tree, overrides or {}, trusted)
     if preset:
         _tuned(tree, preset)
-    return name, Config.of(tree)
+    return name, Config.of(tree, trusted)
+
+
+def _texts(overrides: Mapping[str, Any]) -> Iterator[str]:
+    """What was typed, and may be a name."""
+    for value in overrides.values():
+        inner = value.values() if isinstance(value, Mapping) else [value]
+        yield from (text for text in inner if isinstance(text, str))
 
 
 def _tuned(tree: dict[str, Any], preset: Preset) -> None:
@@ -220,7 +274,9 @@ def _tuned(tree: dict[str, Any], preset: Preset) -> None:
             tree["server"] = {**server, "lr": rate or next(iter(rates.values()))}
 
 
-def _override(tree: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+def _override(
+    tree: dict[str, Any], overrides: Mapping[str, Any], trusted: Collection[str] | None
+) -> None:
     """Sets dotted keys; names first, so that their order does not matter."""
     for key in sorted(overrides, key=lambda key: not key.endswith(".name")):
         value = overrides[key]
@@ -239,9 +295,9 @@ def _override(tree: dict[str, Any], overrides: Mapping[str, Any]) -> None:
         old = settings.get("name", DEFAULTS[section])
         if rest == "name" and old != value:
             # Another class: the old one's fields mean nothing to it, but for those in KEEP.
-            classes = find(section, str(old)), find(section, str(value))
-            kept = {f.name for f in fields(classes[1])} if section in KEEP else set[str]()
-            for cls in classes:
+            new = find(section, str(value))
+            kept = {f.name for f in fields(new)} if section in KEEP else set[str]()
+            for cls in (new, *([find(section, str(old))] if _may_load(str(old), trusted) else [])):
                 kept -= set(getattr(cls, "fixed", ()))
             for field_name in settings.keys() - kept:
                 del settings[field_name]
@@ -264,9 +320,9 @@ def simulate(
     from fedglad.simulation.simulation import Simulation
 
     if isinstance(config, Config):
-        tree = config.to_dict()
-        _override(tree, overrides or {})
-        checked = Config.of(tree)
+        tree, trusted = config.to_dict(), {*config.own_names().values(), *_texts(overrides or {})}
+        _override(tree, overrides or {}, trusted)
+        checked = Config.of(tree, trusted)
     else:
         checked = load(config, overrides)[1]
     with closing(Simulation(checked.plan(model=model, data=data))) as simulation:
@@ -292,9 +348,8 @@ def find(section: str, name: str) -> type:
         raise ConfigError(
             f"unknown {section} {name!r}{_closest(name, list(registry))}  (fedglad list {kind})"
         )
-    module, _, attribute = target.partition(":")
     try:
-        loaded = getattr(importlib.import_module(module), attribute)
+        loaded = own.load(target)
         if section in FACTORIES and callable(loaded) and not is_dataclass(loaded):
             return settings_of(loaded, FACTORIES[section], name)
     except (ImportError, AttributeError, ValueError, TypeError, NameError) as error:
@@ -318,21 +373,35 @@ DEFAULTS = {
 }
 
 
-def _section(section: str, given: Any) -> Any:
+def _own_names(tree: Mapping[str, Any]) -> dict[str, str]:
+    """The keys of a configuration that name code outside of this library, and these names."""
+    keys = (*(f"{section}.name" for section in REGISTRIES), "data.partition")
+    given = {key: value for key, value in flat(tree).items() if key in keys}
+    return {key: name for key, name in given.items() if isinstance(name, str) and own.is_own(name)}
+
+
+def _may_load(name: str, trusted: Collection[str] | None) -> bool:
+    return trusted is None or name in trusted or not own.is_own(name)
+
+
+def _section(section: str, given: Any, trusted: Collection[str] | None) -> Any:
     if not isinstance(given, Mapping):
         raise ConfigError(f"[{section}] is {given!r}: it is a section, give it keys")
-    name = given.get("name", DEFAULTS[section])
-    cls = find(section, str(name))
+    name = str(given.get("name", DEFAULTS[section]))
+    values = {k: v for k, v in given.items() if k != "name"}
+    if not all(_may_load(one, trusted) for one in _own_names({section: given}).values()):
+        return Unloaded(name, json.loads(json.dumps(values, default=str)))  # TOML has dates, too
+    cls = find(section, name)
     _known(section, given, [*(f.name for f in fields(cls)), "name"])
     try:
-        return build(cls, {k: v for k, v in given.items() if k != "name"}, section)
+        return build(cls, values, section)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
 
 def _built(section: str, settings: Any, kind: type) -> Any:
     """What the settings stand for; an error in a user's own code is reported with its place."""
-    name = _name_of(section, type(settings))
+    name = _name_of(section, settings)
     try:
         made = getattr(settings, FACTORIES[section])()
     except Exception as error:
@@ -368,7 +437,16 @@ def _top_fields() -> list[str]:
     return [f.name for f in fields(Config) if f.name != "sections"]
 
 
-def _name_of(section: str, cls: type) -> str:
+def _values(settings: Any) -> Mapping[str, Any]:
+    if isinstance(settings, Unloaded):
+        return settings.values
+    return {f.name: getattr(settings, f.name) for f in fields(settings)}
+
+
+def _name_of(section: str, settings: Any) -> str:
+    if isinstance(settings, Unloaded):
+        return settings.name
+    cls: type = type(settings)
     if source := getattr(cls, "own_function", ""):  # several may have one __qualname__
         return source
     for name, target in REGISTRIES[section].items():

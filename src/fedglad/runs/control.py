@@ -38,6 +38,7 @@ def built_sizes(config: Config) -> dict[str, int]:
 
     from fedglad.core.layout import split
 
+    config.require_loaded("model")
     with torch.random.fork_rng(devices=[]):
         layout = split(config.sections["model"].build())[0]
     return dict(zip(layout.names, layout.numels, strict=True))

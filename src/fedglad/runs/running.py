@@ -12,6 +12,7 @@ from fedglad.core.interruptible import interruptible
 from fedglad.records import Round
 from fedglad.runs.checkpoints import check_format, restore, save
 from fedglad.runs.folder import Busy, Interrupted, Run, RunError, locked, make_folder
+from fedglad.runs.own_code import remember, trusted
 from fedglad.runs.summary import summarise
 from fedglad.simulation.simulation import Simulation
 
@@ -25,14 +26,19 @@ def execute(
     out: Path | None = None,
     resume: bool = False,
     force: bool = False,
+    trust_code: bool = False,
     on_round: OnRound | None = None,
     busy: Busy | None = None,
 ) -> Run:
     """Runs a configuration in its folder, from the start or from its last checkpoint.
 
     A finished run of the same configuration is left as it is. A folder that another process is
-    writing is refused, unless `busy` waits for it.
+    writing is refused, unless `busy` waits for it. Code that a run's folder names, and `load` has
+    therefore not loaded, is run only if it was trusted for this folder before: `trust_code` trusts
+    it.
     """
+    default = Path("runs") / f"{name}-{config.hash()}"
+    config = trusted(config, out or default, trust_code=trust_code)
     run = Run(out or Path("runs") / f"{name}-{config.hash()}")
     if not force and _finished(run, config):
         return run
@@ -63,6 +69,7 @@ def execute(
                 if simulation.counts is not None:
                     counts = simulation.counts.astype(int).tolist()  # (client, class), for reports
                     files.write_text(run.folder / "labels.json", json.dumps({"counts": counts}))
+                remember(config, run.folder)
                 restore(run, simulation)
                 _play(run, config, simulation, on_round or (lambda _: None), asked_to_stop)
             except OSError as error:
@@ -78,7 +85,7 @@ def _finished(run: Run, config: Config) -> bool:
     path = run.folder / "config.toml"
     if not path.is_file():
         return False
-    if load(path)[1].hash() != config.hash():
+    if load(path, trust_code=config.own_names().values())[1].hash() != config.hash():
         raise RunError(
             f"{run.folder} holds a run with another configuration: choose another --out, or "
             "replace it with --force"

@@ -7,7 +7,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 from multiprocessing import forkserver
@@ -21,6 +21,7 @@ from fedglad.core.interruptible import interruptible, on_interrupt
 from fedglad.records import Round
 from fedglad.runs.control import mark, mean_factor
 from fedglad.runs.folder import Interrupted, Run, RunError
+from fedglad.runs.own_code import load_trusted
 from fedglad.simulation.engines.settings import Local, Serial
 
 
@@ -51,7 +52,8 @@ class Task:
         config = self.folder / "config.toml"
         try:
             done = config.is_file() and Run(self.folder).summary is not None
-            return done and load(config)[1].hash() == self.config.hash()
+            known = self.config.own_names().values()
+            return done and load(config, trust_code=known)[1].hash() == self.config.hash()
         except (ValueError, RunError):  # something is broken: running it says what
             return False
 
@@ -70,6 +72,7 @@ Message = tuple[str, Round | None, str]
 """What a job's process sends: an Event without its task, in which the data may have been loaded."""
 
 STDOUT, STDERR = 1, 2
+SAFE_PATH = "PYTHONSAFEPATH"
 DONE = ("kept", "finished")
 ENDS = (*DONE, "failed", "stopped")
 
@@ -79,23 +82,31 @@ Then = Callable[[Event], Iterable[Task | Event]]
 
 def first_rounds(config: Config, rounds: int) -> Config:
     """A run's first rounds as a run; the server's rate falls as it would in the whole run."""
+    config.require_loaded("server")
     sections = {**config.sections, "server": config.sections["server"].within(config.rounds)}
     return replace(config, rounds=rounds, sections=sections)
 
 
 def tasks(
-    source: str | Path, grids: Sequence[str], overrides: Mapping[str, Any], out: Path
+    source: str | Path,
+    grids: Sequence[str],
+    overrides: Mapping[str, Any],
+    out: Path,
+    *,
+    trust_code: bool = False,
 ) -> list[Task]:
     """Every combination of "KEY=V1,V2" grids, checked; the last grid changes fastest.
 
-    Configurations that are the same, apart from the engine, are one task.
+    Configurations that are the same, apart from the engine, are one task. `trust_code` is needed
+    for a run folder's config.toml that names code, as for `execute`.
     """
     if not grids:
         raise ConfigError("a sweep needs a grid: --grid seed=1,2,3")
     made: dict[Path, Task] = {}
     for settings in combinations(grids, overrides):
         try:
-            name, config = load(source, {**overrides, **settings})
+            chosen = {**overrides, **settings}
+            name, config = load_trusted(source, chosen, trust_code=trust_code)
         except ConfigError as error:
             raise ConfigError(f"{error}  (with {label(settings)})") from None
         folder = out / f"{name}-{config.hash()}"
@@ -185,11 +196,12 @@ class _Job:
     def __init__(self, task: Task) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__, "fedglad.runs.running", "pydantic"])
-        with on_interrupt(signal.SIG_IGN):  # which it inherits, even while it imports
+        with on_interrupt(signal.SIG_IGN), _safe_path():  # it inherits both while it imports
             forkserver.ensure_running()
         self.task, self.stopping = task, False
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(task, theirs))
+        safe = os.environ.get(SAFE_PATH)
+        self.process = context.Process(target=_work, args=(task, theirs, safe))
         self.process.start()
         theirs.close()
 
@@ -219,6 +231,24 @@ class _Job:
         self.pipe.close()
 
 
+@contextmanager
+def _safe_path() -> Generator[None]:
+    """Python processes that are started meanwhile do not look for modules in the working folder."""
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        _set_safe_path(before)
+
+
+def _set_safe_path(value: str | None) -> None:
+    if value is None:
+        os.environ.pop(SAFE_PATH, None)
+    else:
+        os.environ[SAFE_PATH] = value
+
+
 def _listen(running: list[_Job], *, stop: bool) -> Iterator[Event]:
     """The events of the next moment; jobs that have ended are taken off the list."""
     if stop:
@@ -236,8 +266,9 @@ def _listen(running: list[_Job], *, stop: bool) -> Iterator[Event]:
 # ---------------------------------------------------------------------------- in the job's process
 
 
-def _work(task: Task, pipe: Connection) -> None:
+def _work(task: Task, pipe: Connection, safe_path: str | None) -> None:
     """Runs the task; leaves Ctrl-C to the parent process, and ends with it."""
+    _set_safe_path(safe_path)  # of the user's own code, which may start Python too
     os.setpgrp()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -83,6 +83,7 @@ def combinations(
     out: Path,
     *,
     share: float = SHARE,
+    trust_code: bool = False,
 ) -> Search:
     """Every combination of "KEY=V1,V2" grids, checked, with the first `share` of its rounds."""
     if not 0 < share <= 1:
@@ -97,7 +98,7 @@ def combinations(
         raise ConfigError(
             f"--grid {key!r} cannot be tuned: the best of several would be luck. Use --set {key}=…"
         )
-    whole = tasks(source, grids, overrides, out)
+    whole = tasks(source, grids, overrides, out, trust_code=trust_code)
     full = whole[0].config.rounds
     rounds = math.ceil(round(share * full, 9))
     shortened: list[Task] = []

@@ -6,11 +6,11 @@ docs/partitions.md a table of them.
 """
 
 import difflib
-import importlib
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, cast
 
+from fedglad.core import own
 from fedglad.core.build import build
 from fedglad.data.partition.base import Partition
 from fedglad.data.partition.dirichlet import Dirichlet
@@ -57,13 +57,12 @@ def named(name: str, further: Mapping[str, Any] | None = None, /, **settings: An
 def _class(name: str) -> type[Partition]:
     if name in REGISTRY:
         return REGISTRY[name]
-    module, colon, attribute = name.partition(":")
-    if not colon:
+    if ":" not in name:
         near = difflib.get_close_matches(name, REGISTRY, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(REGISTRY)}"
         raise ValueError(f"unknown partition {name!r}: {hint}")
     try:
-        kind: Any = getattr(importlib.import_module(module), attribute)
+        kind: Any = own.load(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"partition = {name!r} cannot be loaded: {error}") from None
     if not (is_dataclass(kind) and isinstance(kind, type) and hasattr(kind, "split")):

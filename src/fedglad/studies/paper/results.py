@@ -7,6 +7,7 @@ by its configuration as today's code reads it, without what does not change its 
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -211,7 +212,7 @@ def read(path: Path) -> FinishedRun | None:
         if path.suffix != ".json" or not path.is_file():
             return None
         tree: Any = json.loads(path.read_text("utf-8"))
-        config = Config.of(_restored(tree["config"]))
+        config = Config.of(_restored(tree["config"]), trusted=())
         summary = {name: value for name, value in tree.items() if name not in ("config", "rounds")}
         return FinishedRun(path, config, summary)
     except (RunError, ConfigError, ValueError, KeyError, TypeError, OSError) as error:
@@ -255,7 +256,8 @@ def export(
             why = f"fewer than {rounds} rounds" if rounds else "unfinished"
             notes.append(f"{folder} is left out: {why}")
             continue
-        data = str(result.config.to_dict()["data"]["name"]).replace(":", "-")
+        # Of code that is not loaded the name may be anything, also a path.
+        data = re.sub(r"[^\w.-]", "-", result.config.to_dict()["data"]["name"])[:80]
         target = to / f"{data}-{result.config.hash()}.json"
         text = _text(result.to_dict())
         to.mkdir(parents=True, exist_ok=True)

@@ -128,6 +128,8 @@ class Speeds:
         for result in library.all():
             tree, seconds = result.config.to_dict(), result.summary.get("seconds")
             data, alone = str(tree["data"]["name"]), tree["engine"]["name"] == "serial"
+            if result.config.own_names(loaded=False):
+                continue  # what it costs is its code's matter
             if alone and data in DATA and seconds and result.summary.get("machine") == here:
                 speed = samples(data, result.config) / seconds
                 self._seen.setdefault(_model(data, result.config), []).append(speed)
