@@ -25,7 +25,7 @@ from fedglad.analysis.recording import (
     section,
 )
 from fedglad.config.schema import REGISTRIES, Config, ConfigError, find
-from fedglad.core.own import is_own
+from fedglad.core.user_code import is_own
 from fedglad.records import Round
 
 

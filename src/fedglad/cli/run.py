@@ -27,8 +27,8 @@ def run(
     """Run a federated experiment and keep its records."""
     from fedglad.cli.fetching import fetch_for
     from fedglad.cli.progress import ShowRun, distrusted
-    from fedglad.runs.own_code import load_trusted
     from fedglad.runs.running import execute
+    from fedglad.runs.trusted_code import load_trusted
 
     with mistakes(stopped="stopped at once; go on from the last checkpoint with --resume"):
         name, config = load_trusted(source, given(set_), trust_code=trust_code)

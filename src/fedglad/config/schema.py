@@ -24,7 +24,7 @@ from fedglad import adapters, clients, data, filters, models, optimizers, sample
 from fedglad.config.fit import agree, check
 from fedglad.config.keys import flat
 from fedglad.config.presets import PRESETS, Preset
-from fedglad.core import own
+from fedglad.core import user_code
 from fedglad.core.build import build, settings_of
 from fedglad.server.compatibility import refuse
 from fedglad.simulation import engines
@@ -201,7 +201,7 @@ class Config:
             if not sections or key.partition(".")[0] in sections:
                 raise ConfigError(
                     f"{key} = {name!r} is code that a run's folder names, so it was not loaded: if "
-                    "you trust it, say so (--trust-code, or trust_code=True from Python)"
+                    "you trust it, say so: --trust-code, or load(…, trust_code=True) from Python"
                 )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -349,7 +349,7 @@ def find(section: str, name: str) -> type:
             f"unknown {section} {name!r}{_closest(name, list(registry))}  (fedglad list {kind})"
         )
     try:
-        loaded = own.load(target)
+        loaded = user_code.load(target)
         if section in FACTORIES and callable(loaded) and not is_dataclass(loaded):
             return settings_of(loaded, FACTORIES[section], name)
     except (ImportError, AttributeError, ValueError, TypeError, NameError) as error:
@@ -377,11 +377,13 @@ def _own_names(tree: Mapping[str, Any]) -> dict[str, str]:
     """The keys of a configuration that name code outside of this library, and these names."""
     keys = (*(f"{section}.name" for section in REGISTRIES), "data.partition")
     given = {key: value for key, value in flat(tree).items() if key in keys}
-    return {key: name for key, name in given.items() if isinstance(name, str) and own.is_own(name)}
+    return {
+        key: name for key, name in given.items() if isinstance(name, str) and user_code.is_own(name)
+    }
 
 
 def _may_load(name: str, trusted: Collection[str] | None) -> bool:
-    return trusted is None or name in trusted or not own.is_own(name)
+    return trusted is None or name in trusted or not user_code.is_own(name)
 
 
 def _section(section: str, given: Any, trusted: Collection[str] | None) -> Any:

@@ -12,8 +12,8 @@ from fedglad.core.interruptible import interruptible
 from fedglad.records import Round
 from fedglad.runs.checkpoints import check_format, restore, save
 from fedglad.runs.folder import Busy, Interrupted, Run, RunError, locked, make_folder
-from fedglad.runs.own_code import remember, trusted
 from fedglad.runs.summary import summarise
+from fedglad.runs.trusted_code import remember, trusted
 from fedglad.simulation.simulation import Simulation
 
 OnRound = Callable[[Round], None]

@@ -21,7 +21,7 @@ from fedglad.core.interruptible import interruptible, on_interrupt
 from fedglad.records import Round
 from fedglad.runs.control import mark, mean_factor
 from fedglad.runs.folder import Interrupted, Run, RunError
-from fedglad.runs.own_code import load_trusted
+from fedglad.runs.trusted_code import load_trusted
 from fedglad.simulation.engines.settings import Local, Serial
 
 

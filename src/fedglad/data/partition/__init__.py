@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, cast
 
-from fedglad.core import own
+from fedglad.core import user_code
 from fedglad.core.build import build
 from fedglad.data.partition.base import Partition
 from fedglad.data.partition.dirichlet import Dirichlet
@@ -62,7 +62,7 @@ def _class(name: str) -> type[Partition]:
         hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(REGISTRY)}"
         raise ValueError(f"unknown partition {name!r}: {hint}")
     try:
-        kind: Any = own.load(name)
+        kind: Any = user_code.load(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"partition = {name!r} cannot be loaded: {error}") from None
     if not (is_dataclass(kind) and isinstance(kind, type) and hasattr(kind, "split")):

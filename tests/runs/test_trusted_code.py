@@ -21,7 +21,7 @@ from fedglad.analysis.replaying import rule
 from fedglad.cli import app
 from fedglad.config import Config, ConfigError, load, simulate
 from fedglad.config.schema import REGISTRIES, Unloaded
-from fedglad.core import own
+from fedglad.core import user_code
 from fedglad.report.figures import payload
 from fedglad.runs import Run, RunError, execute, tasks
 from fedglad.runs.control import built_sizes
@@ -261,7 +261,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FEDGLAD_STATE", str(tmp_path / "state"))
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
     monkeypatch.setattr(sys, "path_hooks", [*sys.path_hooks])
-    monkeypatch.setattr(own, "_folders", [])
+    monkeypatch.setattr(user_code, "_folders", [])
     monkeypatch.delitem(sys.modules, "trusted_net", raising=False)
     folder = tmp_path / "here"
     folder.mkdir()
@@ -395,6 +395,8 @@ def test_settings_on_top_do_not_change_what_is_trusted(here: Path):
     done = call("run", "run/config.toml", "--set", "model.width=3", "--out", "wider")
     assert done.exit_code == 0, done.output
     assert "width = 3" in Path("wider/config.toml").read_text()
+    grid = tasks("run/config.toml", ["model.width=6,7"], {}, Path("out"))
+    assert [task.config.sections["model"].width for task in grid] == [6, 7]
 
 
 def test_a_state_folder_that_cannot_be_written_stops_no_run(
@@ -414,23 +416,26 @@ def test_a_fingerprint_is_of_the_module_and_its_packages(here: Path):
     Path("pack/__init__.py").write_text("raise SystemExit('was loaded')\n")
     Path("pack/inner/deep.py").write_text("x = 1\n")  # in a folder without __init__.py
     name = "pack.inner.deep:x"
-    assert own.files(name) == [str(here / "pack/__init__.py"), str(here / "pack/inner/deep.py")]
-    seen = [own.fingerprint(name)]
-    for file in own.files(name):
+    assert user_code.files(name) == [
+        str(here / "pack/__init__.py"),
+        str(here / "pack/inner/deep.py"),
+    ]
+    seen = [user_code.fingerprint(name)]
+    for file in user_code.files(name):
         with open(file, "a") as text:
             text.write("# more\n")
-        seen.append(own.fingerprint(name))
+        seen.append(user_code.fingerprint(name))
     assert None not in seen
     assert len(set(seen)) == 3
     assert "pack" not in sys.modules
 
 
 def test_what_is_not_there_has_no_fingerprint(here: Path):
-    assert [own.fingerprint(name) for name in ("nowhere:x", "json.nowhere:x", ":x", "a..b:x")] == (
-        [None] * 4
-    )
-    assert own.fingerprint("json.decoder:JSONDecoder")
-    assert own.fingerprint("sys:exit")  # built in
+    assert [
+        user_code.fingerprint(name) for name in ("nowhere:x", "json.nowhere:x", ":x", "a..b:x")
+    ] == ([None] * 4)
+    assert user_code.fingerprint("json.decoder:JSONDecoder")
+    assert user_code.fingerprint("sys:exit")  # built in
 
 
 def test_bytecode_beside_the_source_is_not_believed(here: Path):
@@ -444,8 +449,8 @@ def test_bytecode_beside_the_source_is_not_believed(here: Path):
         mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
         cached = Path(package, "__pycache__", f"forged_x.{sys.implementation.cache_tag}.pyc")
         py_compile.compile(str(hostile), str(cached), invalidation_mode=mode)
-    assert own.load("forged_x:value") == "source"
-    assert own.load("inside.forged_x:value") == "source"
+    assert user_code.load("forged_x:value") == "source"
+    assert user_code.load("inside.forged_x:value") == "source"
 
 
 # ------------------------------------------------------------------------------- working folder
@@ -475,14 +480,16 @@ def command(how: str, folder: Path) -> list[str]:
     return [sys.executable, str(script)]
 
 
-def in_folder(how: str, folder: Path, *args: str | Path) -> "subprocess.CompletedProcess[str]":
+def in_folder(
+    how: str, folder: Path, *args: str | Path, **environment: str
+) -> "subprocess.CompletedProcess[str]":
     done = subprocess.run(
         [*command(how, folder), *map(str, args)],
         cwd=folder,
         capture_output=True,
         text=True,
         timeout=300,
-        env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | environment,
     )
     assert not (folder / "trapped").exists(), done.stderr
     return done
@@ -497,6 +504,9 @@ def test_modules_in_the_working_folder_are_not_taken_for_installed_ones(
     )
     assert done.returncode == 0, done.stderr
     assert list((trap / "plots").glob("*.png"))
+    words = {"COMP_WORDS": "fedglad run di", "COMP_CWORD": "2"}
+    done = in_folder(how, trap, _FEDGLAD_COMPLETE="complete_bash", **words)
+    assert done.stdout.split() == ["digits"]
 
 
 @pytest.mark.slow

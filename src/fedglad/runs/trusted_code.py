@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedglad.config.schema import Config, load
-from fedglad.core import own
+from fedglad.core import user_code
 from fedglad.core.files import write_text
 from fedglad.runs.reader import RunError
 
@@ -58,7 +58,7 @@ def _require_trust(config: Config, folder: Path, trust_code: bool) -> None:
     now, before = _fingerprint(config, names), _remembered(folder)
     if not trust_code and (now is None or now != before):
         places = (
-            f"{key} = {name!r} ({own.files(name)[-1] if own.files(name) else 'not to be seen'})"
+            f"{key} = {name!r} ({next(reversed(user_code.files(name)), 'no such module here')})"
             for key, name in names.items()
         )
         changed = "; it is not what you have trusted before" if before and now else ""
@@ -79,7 +79,7 @@ def remember(config: Config, folder: Path) -> None:
 
 def _fingerprint(config: Config, names: Mapping[str, str]) -> str | None:
     """Of the code and of what it is called with; None if some of the code cannot be seen."""
-    code = {key: own.fingerprint(name) for key, name in names.items()}
+    code = {key: user_code.fingerprint(name) for key, name in names.items()}
     if None in code.values():
         return None
     tree = config.to_dict()
