@@ -200,8 +200,8 @@ class Config:
         for key, name in self.own_names(loaded=False).items():
             if not sections or key.partition(".")[0] in sections:
                 raise ConfigError(
-                    f"{key} = {name!r} is code that a run's folder names, so it was not loaded: if "
-                    "you trust it, say so: --trust-code, or load(…, trust_code=True) from Python"
+                    f"{key} = {name!r} is code that a run's folder names, so it was not loaded. "
+                    "If you trust it: --trust-code, or load(…, trust_code=True) in Python"
                 )
 
     def __reduce__(self) -> tuple[Any, ...]:
