@@ -11,12 +11,14 @@ tensor([-2.])
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
 
 from fedglad.core.checks import check
+from fedglad.records import FLAGS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +166,29 @@ class Median(Filter):
 
     def trim(self, n: int) -> int:
         return (n - 1) // 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distrust(Filter):
+    """Leaves out the clients that `Trust` flags in this round; the mean of the others.
+
+    `drifting` is not among the flags by default: it also finds those who only hold other data.
+    It needs the whole cohort, since a client is judged by the others. See docs/trust.md.
+
+    >>> Distrust().leaves_out(["opposed"]), Distrust().leaves_out(["drifting"])
+    (True, False)
+    """
+
+    keeps_updates: ClassVar[bool] = True
+    flags: Annotated[tuple[str, ...], f"which count, of {', '.join(FLAGS)}"] = FLAGS[1:]
+
+    def __post_init__(self) -> None:
+        known = len(self.flags) > 0 and set(self.flags) <= set(FLAGS)
+        check(self, flags=(known, f"some of {', '.join(FLAGS)}"))
+
+    def leaves_out(self, flags: Sequence[str]) -> bool:
+        """Whether a client with these flags is left out."""
+        return not set(self.flags).isdisjoint(flags)
 
 
 REGISTRY = {

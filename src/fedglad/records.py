@@ -18,6 +18,9 @@ Arrays = Mapping[str, Any]
 CANCELLED = 1000.0
 """A GSI from here on means that the updates cancel: r orthogonal updates give only sqrt(r)."""
 
+FLAGS = ("drifting", "opposed", "boosted", "copied")
+"""What may be said of a client that is unlike the others; `fedglad.trust.Trust` says when."""
+
 
 @dataclass(frozen=True, eq=False)
 class Update:

@@ -1,0 +1,384 @@
+"""Trust in clients: each flag's arithmetic by hand, what never happens, what is kept of them."""
+
+import copy
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from fedglad.filters import Distrust
+from fedglad.records import FLAGS
+from fedglad.trust import NEW, Client, Kept, Seen, Trust, Verdict
+
+
+def see(
+    sample: Any,
+    clients: Sequence[Client] | None = None,
+    norms: Any = None,
+    losses: Any = None,
+) -> Seen:
+    """A round whose norms are those of the sample, and whose losses are equal."""
+    sample = np.asarray(sample, np.float32)
+    r = len(sample)
+    return Seen(
+        clients=list(range(r)) if clients is None else clients,
+        norms=np.linalg.norm(sample.astype(float), axis=1) if norms is None else norms,
+        losses=np.ones(r) if losses is None else losses,
+        sample=sample,
+    )
+
+
+def by_client(verdicts: Sequence[Verdict]) -> dict[Client, Verdict]:
+    return {verdict.client: verdict for verdict in verdicts}
+
+
+# ------------------------------------------------------------------------------------- arithmetic
+
+THREE = [[1, 0], [0.6, 0.8], [-1, 0]]  # a, b, d: cosines ab = .6, ad = −1, bd = −.6
+
+
+def test_agreement_and_score_by_hand():
+    # a: (.36 − 1)/(.36 + 1) · ½ = −.235…;  b: (.36 − .36) = 0;  d: −(1 + .36)/1.36 · ½ = −½.
+    # With opposed = .3, d has e = .5/.3 = 5/3, so 1/(1 + 25/9) = 9/34; a has e = .784, below 1.
+    verdicts, _ = Trust(opposed=0.3).judge(see(THREE, "abd"), Kept())
+    assert [v.agreement for v in verdicts] == pytest.approx([-0.64 / 1.36 / 2, 0, -0.5], abs=1e-6)
+    assert [v.flags for v in verdicts] == [(), (), ("opposed",)]
+    e = 0.64 / 1.36 / 2 / 0.3
+    assert [v.score for v in verdicts] == pytest.approx([1 / (1 + e * e), 1, 9 / 34], abs=1e-6)
+
+
+def test_evidence_adds_up_over_a_clients_rounds():
+    # After the round above: a has signed −.64/2 = −.32 and all .68, d has −.68 and .68.
+    # Now a = (1, 0) and d = (0, 1) meet each other (cosine 0) and what is kept of b (.6 and .8):
+    # a adds .36/2 = .18 and .18, d adds .64/2 = .32. With memory ½, n = 1.5:
+    # a: (−.16 + .18)/(.34 + .18) · 1.5/2.5;  d: (−.34 + .32)/(.34 + .32) · 1.5/2.5.
+    trust = Trust(memory=0.5)
+    _, kept = trust.judge(see(THREE, "abd"), Kept())
+    verdicts, kept = trust.judge(see([[1, 0], [0, 1]], "ad"), kept)
+    expected = [0.02 / 0.52 * 0.6, -0.02 / 0.66 * 0.6]
+    assert [v.agreement for v in verdicts] == pytest.approx(expected, abs=1e-6)
+    assert list(kept.clients) == ["b", "a", "d"]
+    assert kept.clients["a"] == pytest.approx(
+        {"rounds": 2, "flagged": 1, "n": 1.5, "signed": 0.02, "all": 0.52, "loss": 0}, abs=1e-6
+    )
+
+
+def test_a_turned_update_is_the_opposite_of_those_that_hold_the_same():
+    # Two classes that have nothing in common; the last client holds the first and turns it round.
+    # It meets −1 twice and 0 twice: A = −½. The honest two of its class meet +1 and −1: 0.
+    rows = [[1, 0, 0], [1, 0, 1e-3], [0, 1, 0], [0, 1, 1e-3], [-1, 0, 0]]
+    verdicts, _ = Trust().judge(see(rows), Kept())
+    assert [v.flags for v in verdicts] == [(), (), (), (), ("opposed",)]
+    assert [v.agreement for v in verdicts] == pytest.approx([0, 0, 0.5, 0.5, -0.5], abs=1e-3)
+
+
+def lengths(*logs: float) -> list[Verdict]:
+    norms = np.exp(logs)
+    return Trust().judge(see(np.eye(len(logs)), norms=norms), Kept())[0]
+
+
+def test_boosted_by_hand():
+    # The median of 1, 1, 1, 1, x is 1 and the shorter ones have no spread: from 3 on it is long.
+    for x, flags in ((2.99, ()), (3.01, ("boosted",)), (10.0, ("boosted",))):
+        verdict = lengths(0, 0, 0, 0, math.log(x))[-1]
+        assert verdict.flags == flags
+        assert verdict.length == pytest.approx(x)
+        assert verdict.score == pytest.approx(1 / (1 + (math.log(x) / math.log(3)) ** 2))
+    # Logarithms 0, 1, 2, 3, x: median 2, 10 and 30 % quantiles .4 and 1.2, so 4.5 · .8 = 3.6 above.
+    assert lengths(0, 1, 2, 3, 5.5)[-1].flags == ()
+    assert lengths(0, 1, 2, 3, 5.7)[-1].flags == ("boosted",)
+    assert lengths(0, 0, 9)[-1].flags == ()  # three updates are too few
+
+
+def test_drifting_by_hand():
+    # Ten clients with agreement .6 · 2/(2 + 1) = .4 and loss 0. The last comes a third time; its
+    # sample meets zeros, so only n changes, to 3: agreement 0 and loss .8/(3 + 1) = .2.
+    # No spread among the others: the floor .1 counts. .4/.1 + .2/.1 = 6.
+    usual = {**NEW, "rounds": 2, "n": 2.0, "signed": 0.6, "all": 1.0}
+    records = [[k, usual] for k in range(10)]
+    late = {**NEW, "rounds": 2, "n": 2.0, "signed": 0.0, "all": 1.0, "loss": 0.8}
+    kept = Kept.of([*records, ["x", late]], np.zeros((11, 2)))
+    for threshold, flags in ((5.0, ("drifting",)), (6.1, ())):
+        trust = Trust(memory=1.0, floor=0.1, drifting=threshold)
+        (verdict,), _ = trust.judge(see([[1, 0]], ["x"]), kept)
+        assert verdict.drift == pytest.approx(6)
+        assert verdict.flags == flags
+        assert verdict.score == pytest.approx(1 / (1 + (6 / threshold) ** 2))
+    # A client that comes for the first time is not judged by it, nor anyone among fewer than ten.
+    (verdict,), _ = Trust().judge(see([[1, 0]], ["new"]), kept)
+    assert verdict.drift == 0
+    few = Kept.of([*records[:8], ["x", late]], np.zeros((9, 2)))
+    (verdict,), _ = Trust(memory=1.0, floor=0.1).judge(see([[1, 0]], ["x"]), few)
+    assert verdict.drift == 0
+
+
+def test_the_spread_of_the_others_counts():
+    # Agreements −.2, −.1, 0 … .8 (n = 2, so signed is 1.5 times as much) and one more: the best
+    # fifth begins (median − 20 % quantile of −A)/.84 above the middle.
+    made = [{**NEW, "n": 2.0, "signed": 1.5 * (k / 10 - 0.2), "all": 1.0} for k in range(11)]
+    kept = Kept.of([[k, record] for k, record in enumerate(made)], np.zeros((11, 2)))
+    (verdict,), _ = Trust(memory=1.0, floor=0.01).judge(see([[1, 0]], [0]), kept)
+    agreement = -0.3 * 3 / 4  # n is 3 now
+    others = [agreement, *(k / 10 - 0.2 for k in range(1, 11))]
+    middle, best = np.quantile(others, (0.5, 0.8))
+    assert verdict.drift == pytest.approx((middle - agreement) / ((best - middle) / 0.84))
+
+
+def test_copies_are_found_exactly():
+    rows = [[1, 2], [1, 2], [1, 2.0000002], [2, 4], [1, 2]]
+    verdicts, _ = Trust().judge(see(rows, norms=[3, 3, 3, 6, 3.1]), Kept())
+    assert ["copied" in v.flags for v in verdicts] == [True, True, False, False, False]
+    assert [verdicts[k].score for k in (0, 1)] == [0, 0]
+
+
+def test_copies_are_one_voice_and_none_for_each_other():
+    # x = y = (−1, 0), a = (1, 0), b = (1, 1)/√2. a meets x and y for half a voice each, and b:
+    # (−½ − ½ + ½)/1.5 · ½ = −1/6. x meets a and b, but not y: (−1 − ½)/1.5 · ½ = −½.
+    rows = [[1, 0], [math.sqrt(0.5)] * 2, [-1, 0], [-1, 0]]
+    verdicts, _ = Trust().judge(see(rows, norms=[1, 1, 1, 1]), Kept())
+    assert verdicts[0].agreement == pytest.approx(-1 / 6, abs=1e-6)
+    assert [v.agreement for v in verdicts[2:]] == pytest.approx([-0.5, -0.5], abs=1e-6)
+
+
+def test_what_a_client_sent_before_is_no_voice_for_it():
+    trust = Trust()
+    _, kept = trust.judge(see([[1, 0]], ["a"]), Kept())
+    (verdict,), _ = trust.judge(see([[-1, 0]], ["a"]), kept)
+    assert verdict.agreement == 0
+    verdicts, _ = trust.judge(see([[1, 0], [-1, 0]], ["a", "a"]), Kept())
+    assert [v.agreement for v in verdicts] == [0, 0]
+
+
+# ------------------------------------------------------------------------------------- properties
+
+ROUND = arrays.arrays(
+    np.float32,
+    st.tuples(st.integers(1, 8), st.integers(1, 5)),
+    elements=st.sampled_from([0.0, 1.0, -1.0, 0.5, -2.0, 1e-30, 1e30, 3.0]),
+)
+LOSS = st.sampled_from([math.nan, math.inf, 0.0, -1.0, 1e-300, 0.5, 2.0, 1e300])
+
+
+@given(ROUND, st.data())
+def test_no_round_breaks_it(rows: np.ndarray, data: st.DataObject):
+    r = len(rows)
+    ids = data.draw(st.lists(st.sampled_from([None, 1, 2, "1", "x"]), min_size=r, max_size=r))
+    losses = data.draw(st.lists(LOSS, min_size=r, max_size=r))
+    norms = data.draw(st.lists(st.sampled_from([0.0, 1e-300, 1.0, 1e12]), min_size=r, max_size=r))
+    kept = Kept()
+    for _ in range(3):
+        verdicts, kept = Trust().judge(see(rows, ids, norms, losses), kept)
+        assert [v.client for v in verdicts] == ids
+        for verdict in verdicts:
+            assert 0 <= verdict.score <= 1
+            assert bool(verdict.flags) == (verdict.score < 0.5)
+            assert set(verdict.flags) <= set(FLAGS)
+            assert -1 < verdict.agreement < 1
+            assert math.isfinite(verdict.drift)
+            assert math.isfinite(verdict.length)
+        json.dumps(kept.to_json(), allow_nan=False)
+        assert set(kept.clients) == set(ids) - {None}
+        assert len(kept.samples) == len(kept.clients)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_the_order_of_the_clients_does_not_matter(seed: int):
+    rng = np.random.default_rng(seed)
+    trust, one, two = Trust(), Kept(), Kept()
+    for _ in range(4):
+        ids = rng.choice(12, 6, replace=False)
+        rows, losses = rng.standard_normal((6, 8)), rng.uniform(0.1, 2, 6)
+        order = rng.permutation(6)
+        first, one = trust.judge(see(rows, ids.tolist(), losses=losses), one)
+        again, two = trust.judge(see(rows[order], ids[order].tolist(), losses=losses[order]), two)
+        there = by_client(again)
+        for verdict in first:
+            other = there[verdict.client]
+            assert other.flags == verdict.flags
+            assert other.score == pytest.approx(verdict.score, abs=1e-5)
+
+
+def rounds(
+    seed: int, size: int = 300, clients: int = 30, t: int = 20, signal: float = 1.0, r: int = 8
+) -> list[tuple[list[int], np.ndarray, np.ndarray]]:
+    """Clients of one kind: a common direction that turns slowly, and noise; ids, rows, losses."""
+    rng = np.random.default_rng(seed)
+    common, made = rng.standard_normal(size), list[tuple[list[int], np.ndarray, np.ndarray]]()
+    for _ in range(t):
+        common = 0.95 * common + 0.3 * rng.standard_normal(size)
+        rows = signal * common + rng.standard_normal((r, size))
+        rows *= np.exp(0.2 * rng.standard_normal((r, 1)))
+        losses = np.exp(0.2 * rng.standard_normal(r))
+        made.append((rng.choice(clients, r, replace=False).tolist(), rows, losses))
+    return made
+
+
+@pytest.mark.parametrize("signal", [0.5, 1.0, 3.0])
+def test_an_honest_iid_cohort_raises_nothing(signal: float):
+    for seed in range(25):
+        kept = Kept()
+        for ids, rows, losses in rounds(seed, signal=signal):
+            verdicts, kept = Trust().judge(see(rows, ids, losses=losses), kept)
+            assert [v for v in verdicts if v.flags] == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "factor"), [("opposed", -1.0), ("opposed", -0.5), ("boosted", 10.0)]
+)
+def test_a_fifth_of_bad_clients_is_found_and_nobody_else(flag: str, factor: float):
+    for seed in range(10):
+        kept = Kept()
+        for ids, rows, losses in rounds(seed):
+            rows *= np.where(np.array(ids)[:, None] < 6, factor, 1.0)
+            verdicts, kept = Trust().judge(see(rows, ids, losses=losses), kept)
+            honest = [v for v, k in zip(verdicts, ids, strict=True) if k >= 6]
+            assert [v for v in honest if v.flags] == []
+        flagged = {k for k, record in kept.clients.items() if record["flagged"]}
+        assert flagged == {k for k in kept.clients if isinstance(k, int) and k < 6}
+
+
+def test_nothing_moves_nobody_is_flagged():
+    kept = Kept()
+    for _ in range(5):
+        verdicts, kept = Trust().judge(see(np.zeros((5, 3))), kept)
+        assert [(v.score, v.flags, v.length) for v in verdicts] == [(1.0, (), 0.0)] * 5
+    assert kept.clients[0] == {**NEW, "rounds": 5}
+
+
+def test_one_client_alone_is_like_the_others():
+    kept = Kept()
+    for _ in range(3):
+        (verdict,), kept = Trust().judge(see([[1, 2, 3]]), kept)
+        assert (verdict.score, verdict.flags) == (1.0, ())
+
+
+def test_a_round_of_nobody_changes_nothing():
+    _, kept = Trust().judge(see([[1, 2]]), Kept())
+    verdicts, after = Trust().judge(see(np.zeros((0, 2))), kept)
+    assert verdicts == []
+    assert after.to_json() == kept.to_json()
+
+
+def test_losses_that_are_no_numbers_say_nothing():
+    rows = np.random.default_rng(3).standard_normal((4, 6))
+    bad = [math.nan, math.inf, 0.0, -1.0]
+    with_none, kept = Trust().judge(see(rows, losses=bad), Kept())
+    assert with_none == Trust().judge(see(rows), Kept())[0]
+    assert all(record["loss"] == 0 for record in kept.clients.values())
+
+
+def test_clients_without_an_id_are_judged_by_their_round_alone():
+    trust = Trust(opposed=0.3)
+    verdicts, kept = trust.judge(see(THREE, [None] * 3), Kept())
+    assert [v.flags for v in verdicts] == [(), (), ("opposed",)]
+    assert (kept.to_json(), len(kept.samples)) == ([], 0)
+
+
+# ------------------------------------------------------------------------------------------- kept
+
+
+def test_it_goes_on_from_saved_state_and_changes_no_input():
+    trust, kept, saved = Trust(), Kept(), Kept()
+    for ids, rows, losses in rounds(5):
+        names: list[Client] = [k if k % 2 else f"node {k}" for k in ids]
+        seen = see(rows, names, losses=losses)
+        before = copy.deepcopy((kept.to_json(), kept.samples, seen.sample))
+        verdicts, after = trust.judge(seen, kept)
+        for now, then in zip((kept.to_json(), kept.samples, seen.sample), before, strict=True):
+            np.testing.assert_equal(now, then)
+        again, saved = trust.judge(seen, saved)
+        assert again == verdicts
+        kept = after
+        saved = Kept.of(json.loads(json.dumps(saved.to_json())), saved.samples.copy())
+
+
+def test_what_is_kept_is_bounded_and_of_the_last_clients():
+    trust = Trust(samples=5, clients=8)
+    kept, rng = Kept(), np.random.default_rng(1)
+    last: dict[int, np.ndarray] = {}
+    for _ in range(30):
+        ids = rng.choice(40, 3, replace=False).tolist()
+        rows = rng.standard_normal((3, 4)).astype(np.float32)
+        _, kept = trust.judge(see(rows, ids), kept)
+        for k, row in zip(ids, rows, strict=True):
+            last.pop(k, None)
+            last[k] = row / np.linalg.norm(row)
+        assert list(kept.clients) == list(last)[-8:]
+        np.testing.assert_allclose(kept.samples, list(last.values())[-5:], atol=1e-6)
+    verdicts, kept = trust.judge(see(rng.standard_normal((20, 4)), list(range(20))), kept)
+    assert len(verdicts) == 20  # a cohort larger than what is kept
+    assert (len(kept.clients), len(kept.samples)) == (8, 5)
+    _, kept = Trust(samples=0, clients=0).judge(see(np.eye(4)), kept)
+    assert (len(kept.clients), len(kept.samples)) == (0, 0)
+
+
+def test_samples_of_another_model_are_refused():
+    _, kept = Trust().judge(see(THREE), Kept())
+    with pytest.raises(ValueError, match=r"of 2 coordinates are kept, these have 3: begin with"):
+        Trust().judge(see([[1, 2, 3]], ["new"]), kept)
+
+
+def test_the_coordinates_are_the_same_for_everybody():
+    chosen = Trust().coordinates(100_000)
+    assert len(chosen) == 4096 == len(set(chosen.tolist()))
+    assert (np.diff(chosen) > 0).all()
+    assert 0 <= chosen[0] < chosen[-1] < 100_000
+    np.testing.assert_array_equal(chosen, Trust(opposed=0.5).coordinates(100_000))
+    np.testing.assert_array_equal(Trust().coordinates(4096), np.arange(4096))
+
+
+# --------------------------------------------------------------------------------------- settings
+
+
+def test_the_defaults_are_those_that_were_measured():
+    """Other ones make the tables of docs/trust.md untrue."""
+    measured = {"opposed": 0.18, "drifting": 4.5, "boosted": 3.0, "memory": 0.8, "floor": 0.15}
+    assert Trust() == Trust(**measured, sample=4096, samples=200, clients=5000)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"opposed": 0.0}, r"Trust\(opposed=0.0\): must be in \(0, 1\)"),
+        ({"opposed": math.nan}, "must be in"),
+        ({"drifting": 0.0}, "greater than 0"),
+        ({"boosted": 1.0}, r"Trust\(boosted=1.0\): must be greater than 1"),
+        ({"memory": 1.1}, "must be in"),
+        ({"sample": 0}, "1 or more"),
+        ({"samples": -1}, "0 or more"),
+        ({"clients": 199}, r"Trust\(clients=199\): must be at least as many as samples"),
+        ({"floor": 0.0}, "greater than 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(given: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        Trust(**given)
+
+
+def test_a_round_that_does_not_fit_together_is_refused():
+    with pytest.raises(ValueError, match=r"Seen of 3 clients has norms \(2,\)"):
+        see(THREE, norms=[1, 1])
+    with pytest.raises(ValueError, match="one row for each"):
+        Seen(clients=[1], norms=np.ones(1), losses=np.ones(1), sample=np.ones(4))
+    for norm in (math.nan, math.inf, -1.0):
+        with pytest.raises(ValueError, match="only updates with a finite norm are judged"):
+            see([[1, 2]], norms=[norm])
+
+
+def test_distrust_leaves_out_by_its_flags():
+    every = Distrust()
+    assert [every.leaves_out([flag]) for flag in FLAGS] == [False, True, True, True]
+    assert not every.leaves_out([])
+    one = Distrust(flags=("drifting",))
+    assert one.leaves_out(("copied", "drifting"))
+    assert not one.leaves_out(("copied", "opposed", "boosted"))
+    with pytest.raises(ValueError, match=r"Distrust\(flags=\('odd',\)\): must be some of drifting"):
+        Distrust(flags=("odd",))
+    with pytest.raises(ValueError, match="must be some of"):
+        Distrust(flags=())
