@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class Setting:
     part: int
     seed: int
 
-    @property
+    @cached_property
     def attackers(self) -> list[int]:
         drawn = stream(self.seed, "attackers").permutation(CLIENTS)
         return sorted(drawn[: CLIENTS * self.part // 100].tolist())
@@ -189,9 +189,9 @@ def play(setting: Setting) -> Attacked:
     return Attacked(setting, seen, alarms, float(rounds[-1].test_accuracy or 0))
 
 
-def settings(seeds: Sequence[int]) -> list[Setting]:
+def settings(seeds: Sequence[int], parts: Sequence[int] = PARTS) -> list[Setting]:
     """Every attack at every share of attackers, and one run without any, on each data and split."""
-    forms = [("none", 0), *itertools.product(ATTACKS, PARTS)]
+    forms = [("none", 0), *itertools.product(ATTACKS, parts)]
     return [
         Setting(data, partition, attack, part, seed)
         for seed, data, partition, (attack, part) in itertools.product(
@@ -200,9 +200,9 @@ def settings(seeds: Sequence[int]) -> list[Setting]:
     ]
 
 
-def campaign(seeds: Sequence[int], keep: Path | None) -> Iterator[Attacked]:
+def campaign(seeds: Sequence[int], parts: Sequence[int], keep: Path | None) -> Iterator[Attacked]:
     """The runs one by one: all that the server saw in them is too much to hold."""
-    chosen = settings(seeds)
+    chosen = settings(seeds, parts)
     for k, setting in enumerate(chosen):
         print(f"\r{k + 1} of {len(chosen)} runs", end="", file=sys.stderr, flush=True)
         name = "-".join(map(str, asdict(setting).values())).replace(" ", "-")

@@ -114,6 +114,7 @@ def measure(runs: Sequence[Judged], trust: Trust) -> None:
     head = ("found", "false alarms", "precision")
     print("\nEvery client in every round:")
     by_form = {form: chosen(runs, attack=form[0], part=form[1]) for form in FORMS}
+    by_form = {form: own for form, own in by_form.items() if own}
     table(
         ("attack", "attackers", *head), [(a, f"{p} %", *rates(by_form[a, p])) for a, p in by_form]
     )
@@ -131,7 +132,9 @@ def measure(runs: Sequence[Judged], trust: Trust) -> None:
                     data,
                     partition,
                     *(
-                        rates(chosen(by_form[attack, 20], data=data, partition=partition))[place]
+                        rates(
+                            chosen(by_form.get((attack, 20), []), data=data, partition=partition)
+                        )[place]
                         for attack in ATTACKS
                     ),
                 )
@@ -144,7 +147,7 @@ def measure(runs: Sequence[Judged], trust: Trust) -> None:
         [
             (
                 f"`{flag}`",
-                *(rates(by_form[attack, 20], _has(flag))[0] for attack in ATTACKS),
+                *(rates(by_form.get((attack, 20), []), _has(flag))[0] for attack in ATTACKS),
                 rates(runs, _has(flag))[1],
             )
             for flag in FLAGS
@@ -209,15 +212,18 @@ def _at(says: Callable[[Verdict, float], bool], at: float) -> Says:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Does Trust find clients that attack?")
     parser.add_argument("--seeds", default="4,5,6,7,8", help="by default 4,5,6,7,8")
+    parser.add_argument("--parts", default="10,20,40", help="percent of attackers, 10,20,40")
     parser.add_argument("--fit", action="store_true", help="what other thresholds find")
     parser.add_argument("--keep", type=Path, help="folder in which the runs are kept, and found")
     given = parser.parse_args()
     try:
-        seeds = [int(seed) for seed in given.seeds.split(",")]
+        seeds, parts = ([int(n) for n in text.split(",")] for text in (given.seeds, given.parts))
     except ValueError:
-        parser.error(f"--seeds {given.seeds}: write whole numbers, as in 4,5,6")
+        parser.error(f"--seeds {given.seeds} --parts {given.parts}: write numbers, as in 4,5,6")
+    if not set(parts) <= set(PARTS):
+        parser.error(f"--parts {given.parts}: choose of {', '.join(map(str, PARTS))}")
     trust, runs, opened = Trust(), list[Judged](), list[Judged]()
-    for run in campaign(seeds, given.keep):
+    for run in campaign(seeds, parts, given.keep):
         runs.append(judged(run, trust))
         if given.fit:
             opened.append(judged(run, OPEN))

@@ -101,11 +101,11 @@ def test_settings_that_make_no_sense_are_refused(given: dict[str, Any], told: st
         Alarm(**given)
 
 
-def test_the_example_of_the_page(capsys: pytest.CaptureFixture[str]):
+def test_the_examples_of_the_page(capsys: pytest.CaptureFixture[str]):
     page = (Path(__file__).parents[1] / "docs/trust.md").read_text("utf-8")
-    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
-    exec(compile(block, "docs/trust.md", "exec"), {})
-    assert capsys.readouterr().out == "one-sided\n"
+    for block in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S):
+        exec(compile(block, "docs/trust.md", "exec"), {})
+    assert capsys.readouterr().out == "one-sided\n['oslo']\n"
 
 
 # ------------------------------------------------------------------------------------ properties
