@@ -21,7 +21,7 @@ from fedglad.core.lazy import lazily
 
 if TYPE_CHECKING:
     from fedglad.adapters import Glad as Glad
-    from fedglad.core.validate import Guard as Guard
+    from fedglad.core.guard import Guard as Guard
     from fedglad.records import Record as Record
     from fedglad.records import Round as Round
     from fedglad.records import Statistics as Statistics

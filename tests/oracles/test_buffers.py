@@ -193,7 +193,7 @@ def test_counters_of_every_kind_take_the_maximum(dtype: torch.dtype, tmp_path: P
     many = {torch.bool: 1, torch.int8: 100, torch.uint64: 2**64 - 1}.get(dtype, 200)
     counts = [torch.tensor(row, dtype=dtype) for row in ([many, 0], [0, 1])]
     model = {"w": torch.zeros(1), "seen": torch.zeros(2, dtype=dtype)}
-    server = Server(model)
+    server = Server(model, guard=None)
     server.step([Update(model={**model, "seen": row}) for row in counts])
     assert server.state["seen"].dtype == dtype
     assert server.state["seen"].tolist() == [many, 1]

@@ -3,8 +3,11 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedglad import Glad, Record, Server, Update
 from fedglad.adapters import FedExP, Fixed
@@ -166,20 +169,57 @@ def test_the_trimmed_mean_drops_29_of_100_although_floats_say_28_point_9():
     assert step(TrimmedMean(beta=0.29), *squares)[0] == pytest.approx([113_281 / 42])
 
 
-def test_a_robust_mean_makes_an_indicator_that_may_be_below_one():
-    # 2, 2, 0: the median 2 is longer than the root mean square: sqrt((8/3) / 4)
-    # before: Σw‖g‖² = 8/3, ḡ = 4/3: sqrt((8/3) / (16/9)) = sqrt(1.5)
+@pytest.mark.parametrize(
+    ("filter", "updates", "gsi"),
+    [
+        (Median(), (2.0, 2.0, 0.0), 1.0),  # the median of 4, 4, 0 is 4, over 2²
+        (Median(), (-3.0, 1.0, 2.0), 2.0),  # of 9, 1, 4 it is 4, over 1²
+        (Median(), (-3.0, 1.0, 2000.0), 3.0),  # of 9, 1, 4e6 it is 9: a long one adds no more
+        (TrimmedMean(beta=0.25), (-2.0, 1.0, 3.0, 9.0), math.sqrt(6.5) / 2),  # (4 + 9)/2, over 2²
+        (TrimmedMean(beta=0.25), (-2.0, 1.0, 3.0, 900.0), math.sqrt(6.5) / 2),
+    ],
+)
+def test_the_indicator_of_a_robust_mean_is_by_the_robust_mean_of_squares(
+    filter: Filter, updates: tuple[float, ...], gsi: float
+):
+    _, record = step(filter, *updates, adapter=Glad())
+    assert record.gsi_all == record.gsi["w"] == pytest.approx(gsi)
+
+
+def test_the_unfiltered_indicator_is_that_of_the_plain_mean():
+    # Σw‖g‖² = 8/3, ḡ = 4/3: sqrt((8/3) / (16/9)) = sqrt(1.5)
     _, record = step(Median(), 2.0, 2.0, 0.0, adapter=Glad())
-    assert record.gsi_all == record.gsi["w"] == pytest.approx(math.sqrt(2 / 3))
     assert record.gsi_unfiltered == pytest.approx(math.sqrt(1.5))
+
+
+@given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=12), st.floats(0, 0.49))
+def test_the_indicator_of_a_robust_mean_is_never_below_one(updates: list[float], beta: float):
+    for filter in (Median(), TrimmedMean(beta=beta)):
+        record = step(filter, *updates)[1]
+        assert record.gsi["w"] >= 1 - 1e-6
+
+
+@pytest.mark.parametrize("filter", [Median(), TrimmedMean(beta=0.2)], ids=repr)
+def test_a_long_update_cannot_buy_a_larger_step(filter: Filter):
+    # γ = ∞: no bounds but the rule's own. Nine honest updates and one that grows
+    rng = np.random.default_rng(3)
+    honest = [torch.tensor(rng.normal(size=50), dtype=torch.float32) for _ in range(9)]
+    scales: list[float] = []
+    for boost in (1.0, 1e3, 1e9):
+        server = Server({"w": torch.zeros(50)}, adapter=Glad(gamma=10), filter=filter, guard=None)
+        for t in range(2):
+            long = honest[0] * (boost if t else 1.0)
+            scales.append(server.step([{"w": g} for g in [*honest, long]]).scale["w"])
+    assert max(scales) < 1.5
 
 
 @pytest.mark.parametrize(("filter", "mean"), [(Median(), 2.0), (TrimmedMean(beta=0.1), 4.0)])
 def test_robust_means_ignore_weights(filter: Filter, mean: float):
-    # 1, 2, 9: the median is 2, the untrimmed mean 4; Σ‖g‖²/3 = 86/3 also in the indicator
+    # 1, 2, 9: the median is 2, the untrimmed mean 4; of the squares they are 4 and 86/3
     found, record = step(filter, 1.0, 2.0, 9.0, weights=[1, 1, 100])
     assert found == pytest.approx([mean])
-    assert record.gsi["w"] == pytest.approx(math.sqrt(86 / 3) / mean)
+    squares = 4 if filter == Median() else 86 / 3
+    assert record.gsi["w"] == pytest.approx(math.sqrt(squares) / mean)
     assert [c["weight"] for c in record.clients] == pytest.approx([1 / 3] * 3)
 
 

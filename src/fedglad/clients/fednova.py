@@ -16,15 +16,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Normalised:
-    """The server half: the mean of the normalised updates is multiplied by τ_eff = Σ w_k a_k."""
+    """The server half: the mean of the normalised updates is multiplied by τ_eff = Σ w_k a_k.
+
+    `most` is how many steps a client takes at most, 0 where its data decide.
+    """
 
     rho: float
+    most: int = 0
 
     wants_extra: ClassVar[bool] = False
 
     def lengths(self, steps: Sequence[int] | np.ndarray) -> np.ndarray:
         """a of so many local steps: the sum of the factors with which gradients enter g_k/lr."""
-        tau, rho = np.asarray(steps, dtype=float), self.rho
+        tau, rho = np.minimum(np.asarray(steps, dtype=float), self.most or np.inf), self.rho
         return (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
 
     def __call__(self, mean: Tensor, extra_sum: Tensor, count: int, state: Memory) -> Pair:
@@ -58,7 +62,7 @@ class FedNova(Plain):
         self,
     ) -> Normalised:
         """The server half, which knows how long a client's way was."""
-        return Normalised(self.momentum if self.optimizer == "sgdm" else 0.0)
+        return Normalised(self.momentum if self.optimizer == "sgdm" else 0.0, self.steps)
 
     def finish(self, delta: Tensor, steps: int, memory: Memory, sent: Memory) -> Pair:
         delta.div_(float(self.server.lengths([steps])[0]))

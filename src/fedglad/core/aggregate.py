@@ -35,6 +35,12 @@ class Sum:
         self.factor: float | None = None
         self._rows: list[Tensor] = []
 
+    def absorb(self, other: "Sum") -> None:
+        """Adds another sum."""
+        if not other.empty:
+            self.flat.copy_(other.flat) if self.empty else self.flat.add_(other.flat)
+            self.empty = False
+
     def finish(self, block: Block, factor: float) -> None:
         x = self.flat[block.span].mul_(factor)
         self._rows.append(vector_norm(x.view(-1, self.layout.row), dim=1))
@@ -66,7 +72,27 @@ class BufferMean:
                 part = value.double() * weight
                 self.sums[name] = part if old is None else old + part
             else:
-                self.sums[name] = value.clone() if old is None else _larger(old, value)
+                self.sums[name] = value.clone() if old is None else larger(old, value)
+
+    def absorb(self, other: "BufferMean") -> None:
+        """Adds what another has."""
+        for name, value in other.sums.items():
+            old = self.sums.get(name)
+            whole = not value.is_floating_point()
+            both = value if old is None else larger(old, value) if whole else old + value
+            self.sums[name] = both
+        self.weight += other.weight
+
+    def trimmed(self, clients: Sequence[Mapping[str, Tensor]], trim: int) -> None:
+        """Takes the trimmed mean, and of counters the largest that is not trimmed."""
+        there = [buffers for buffers in clients if buffers]
+        trim = min(trim, (len(there) - 1) // 2)
+        for name in there[0] if there else ():
+            values = torch.stack([buffers[name].double() for buffers in there]).sort(dim=0).values
+            used = values[trim : len(there) - trim]
+            whole = not self.kinds[name][1].is_floating_point
+            self.sums[name] = used[-1].to(self.kinds[name][1]) if whole else used.mean(dim=0)
+        self.weight = 1.0
 
     def mean(self) -> dict[str, Tensor]:
         """The new buffers, in their own dtypes; empty if no update has any."""
@@ -74,7 +100,8 @@ class BufferMean:
         return {name: mean.to(self.kinds[name][1]) for name, mean in means.items()}
 
 
-def _larger(a: Tensor, b: Tensor) -> Tensor:
+def larger(a: Tensor, b: Tensor) -> Tensor:
+    """The larger of two whole numbers, element by element."""
     if a.dtype in (torch.uint16, torch.uint32, torch.uint64):  # of which torch takes no maximum
         larger = np.maximum(a.cpu().numpy(), b.cpu().numpy())
         return torch.from_numpy(np.asarray(larger)).to(a.device)

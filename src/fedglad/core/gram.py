@@ -67,11 +67,25 @@ class Gram:
         return np.maximum((self.per_tensor * np.outer(shares, shares)).sum(axis=(1, 2)), 0)
 
 
-def trimmed_mean(layout: Layout, kept: list[Tensor], trim: int, out: Tensor) -> None:
-    """Per coordinate, the mean without the `trim` smallest and the `trim` largest values."""
+def trimmed_mean(layout: Layout, kept: list[Tensor], trim: int, out: Tensor) -> np.ndarray:
+    """Per coordinate, the mean without the `trim` smallest and the `trim` largest values.
+
+    Returns, per tensor, the sum of the same trimmed means of the squares: at least the squared norm
+    of what is in `out` (|x|, sorted, is nowhere below x, sorted), and a single long update cannot
+    raise it.
+    """
+    rows: list[Tensor] = []
     for block in layout.blocks:
-        ordered = _ordered([x[block.span] for x in kept])
-        torch.mean(torch.stack(ordered[trim : len(kept) - trim]), dim=0, out=out[block.span])
+        values = [x[block.span] for x in kept]
+        torch.mean(_middle(values, trim), dim=0, out=out[block.span])
+        lengths = _middle([x.abs() for x in values], trim)
+        squares = lengths.double().square_().mean(dim=0)
+        rows.append(squares.view(-1, layout.row).sum(dim=1))
+    return layout.per_tensor(torch.cat(rows).cpu().numpy())
+
+
+def _middle(rows: list[Tensor], trim: int) -> Tensor:
+    return torch.stack(_ordered(rows)[trim : len(rows) - trim])
 
 
 def _ordered(rows: list[Tensor]) -> list[Tensor]:

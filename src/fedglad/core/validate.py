@@ -1,102 +1,22 @@
-"""Nothing poisons the model: what an update must be before it may touch a sum."""
+"""What form an update must have before it may touch a sum."""
 
-import copy
 import math
 import operator
 import reprlib
-from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from torch import Tensor, strided
 
+from fedglad.core.guard import Rejected
 from fedglad.core.layout import Layout, as_tensor
 from fedglad.records import Update
 
-MAX_NORM = 1e12
 WEIGHTS = (1e-12, 1e18)  # what a float32 sum of weighted updates can hold
 FEW = 16  # gaps that are looked at one by one
-MEMORY = 1000  # accepted updates whose norms and weights make the running medians
-
-
-class Rejected(Exception):
-    """An update is left out; the message is the reason kept in the record."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Guard:
-    """Rejects an update whose norm or weight is out of all proportion.
-
-    The measure is the running median of accepted ones; before there is any, a norm is compared
-    with max(1, ‖θ‖). `math.inf` switches one of the two off, `Server(guard=None)` both.
-    """
-
-    norm: float = 100.0
-    weight: float = 10_000.0
-
-    def __post_init__(self) -> None:
-        for name in ("norm", "weight"):
-            value = getattr(self, name)
-            if not value > 1:
-                raise ValueError(f"Guard({name}={value!r}): the factor must be greater than 1")
-
-
-class Limits:
-    """The largest norm and weight that an update may have, by those that were accepted before.
-
-    The medians are those from before the round, so no update can shut out another of its own
-    round. A round works on a copy and keeps it only if it stepped.
-    """
-
-    def __init__(
-        self, guard: Guard | None, norms: Iterable[float] = (), weights: Iterable[float] = ()
-    ) -> None:
-        self.guard = guard
-        self.norms = deque(norms, maxlen=MEMORY)
-        self.weights = deque(weights, maxlen=MEMORY)
-        self.usual_norm = _median(self.norms)
-        self.usual_weight = _median(self.weights)
-
-    def copy(self) -> "Limits":
-        """One that a round may change, with the medians from before it."""
-        same = copy.copy(self)
-        same.norms, same.weights = self.norms.copy(), self.weights.copy()
-        return same
-
-    def next(self) -> "Limits":
-        """The same for the next round, with the medians of now."""
-        return Limits(self.guard, self.norms, self.weights)
-
-    def check_weight(self, weight: float) -> None:
-        usual = self.usual_weight
-        if self.guard and usual and weight > self.guard.weight * usual:
-            limit = f"{self.guard.weight:g} times the median {usual:.4g}"
-            raise Rejected(f"weight {weight:.4g} is more than {limit}")
-
-    def check_norm(self, norm: float, model_norm: float) -> None:
-        if not norm <= MAX_NORM:
-            raise Rejected(f"norm {norm:.3g} is above {MAX_NORM:.0e}")
-        usual, what = self.usual_norm, "the median"
-        if not usual:
-            usual, what = max(1.0, model_norm), "max(1, the model's norm)"
-        if self.guard and norm > self.guard.norm * usual:
-            raise Rejected(
-                f"norm {norm:.4g} is more than {self.guard.norm:g} times {what} {usual:.4g}"
-            )
-
-    def remember(self, weight: float, norm: float) -> None:
-        """Notes an update that was accepted."""
-        self.weights.append(weight)
-        self.norms.append(norm)
-
-
-def _median(values: Collection[float]) -> float:
-    """The lower median; 0 if there is none."""
-    middle = (len(values) - 1) // 2
-    array = np.fromiter(values, float, len(values))
-    return float(np.partition(array, middle)[middle]) if values else 0.0
+LONGEST = 200  # characters of a client's id
 
 
 @dataclass(slots=True)
@@ -112,7 +32,10 @@ class Opened:
     | `trained` | whether the tensors are θ_k, not θ − θ_k |
     | `buffers`, `extra` | what goes with the parameters |
     | `raw`, `sq`, `norm` | set once it is measured: the weight before all weights are made to sum |
-    |                     | to 1, ‖g‖² of each tensor, and ‖g‖ |
+    |                     | to 1, ‖g‖² of each tensor, and ‖g‖, as they enter the mean |
+    | `clip` | what the guard multiplies it with |
+    | `far` | why it is left out, unless most are like it; "" for a usual one |
+    | `lengths` | what the guard measured of it, and remembers if it is accepted |
     """
 
     entry: dict[str, Any]
@@ -125,6 +48,9 @@ class Opened:
     raw: float = field(init=False)
     sq: np.ndarray = field(init=False)
     norm: float = field(init=False)
+    clip: float = 1.0
+    far: str = ""
+    lengths: dict[str, float] = field(default_factory=dict[str, float])
 
 
 def open_update(
@@ -160,12 +86,12 @@ def as_number(value: Any) -> float | None:
 
 def identity(client: Any) -> int | str | None:
     """A client's id as JSON can hold it: numpy's integers become Python's."""
-    if client is None or isinstance(client, str):
+    if client is None:
         return client
     try:
         return operator.index(client)
     except TypeError:
-        return str(client)
+        return str(client)[: LONGEST + 1]
 
 
 def _shown(value: Any) -> str:
@@ -221,7 +147,7 @@ def _parameters(arrays: Mapping[str, Any], layout: Layout, what: str) -> list[Te
         raise Rejected(f"{what} is a {type(arrays).__name__}, not a dict of tensors")
     for name in arrays:
         if name not in known and not str(name).endswith("_extra_state"):
-            raise Rejected(f"{what} has an extra tensor {name!r}")
+            raise Rejected(f"{what} has an extra tensor {_shown(name)}")
     tensors: list[Tensor] = []
     for name, shape in zip(layout.names, layout.shapes, strict=True):
         if name not in arrays:
@@ -243,6 +169,11 @@ def _parameters(arrays: Mapping[str, Any], layout: Layout, what: str) -> list[Te
     return tensors
 
 
+def is_counter(name: str) -> bool:
+    """Whether a buffer counts batches, and so never falls."""
+    return name.endswith("num_batches_tracked")
+
+
 def _buffer(arrays: Mapping[str, Any], name: str, layout: Layout) -> Tensor:
     if name not in arrays:
         raise Rejected(f"there is no buffer {name!r}")
@@ -255,6 +186,8 @@ def _buffer(arrays: Mapping[str, Any], name: str, layout: Layout) -> Tensor:
     cast = tensor.to(layout.device, dtype)
     if dtype.is_floating_point and not bool(cast.double().isfinite().all()):
         raise Rejected(f"{name!r} holds NaN or inf as {dtype}")
+    if name.endswith("running_var") and bool((cast < 0).any()):
+        raise Rejected(f"{name!r} is a variance, and holds {float(cast.min()):.4g}")
     return cast
 
 

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedglad.adapters import Adapter, Glad
-from fedglad.core.validate import Guard
+from fedglad.core.guard import Guard
 from fedglad.flower import log
 from fedglad.flower.folder import Write, opened
 from fedglad.flower.nodes import Directory

@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedglad.adapters import Adapter, Glad
 from fedglad.core import malloc
-from fedglad.core.validate import Guard
+from fedglad.core.guard import Guard
 from fedglad.filters import Filter
 from fedglad.flower import log
 from fedglad.flower.folder import opened

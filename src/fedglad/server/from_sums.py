@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from fedglad.core.aggregate import Sum
+from fedglad.core.guard import MAX_NORM, Rejected
 from fedglad.core.layout import Layout
-from fedglad.core.validate import MAX_NORM, Rejected, as_number, open_update
+from fedglad.core.validate import as_number, open_update
 from fedglad.records import Arrays, Failure, Statistics, Update, weights_of
 from fedglad.server.compatibility import refuse_sums
 from fedglad.server.intake import Intake, Skipped, statistics
@@ -42,6 +43,7 @@ class Sums:
     | `buffers` | their weighted mean, the maximum of counters; None: they stay as they are |
     | `loss` | the mean training loss, where known |
     | `unit` | the weight that 1 stands for in these sums, so that the guard can compare rounds |
+    | `seen` | what the guard has measured of the updates; None: it looks at the round's mean |
 
     >>> from fedglad import Server
     >>> server = Server({"w": torch.zeros(1)})
@@ -59,6 +61,7 @@ class Sums:
     buffers: Arrays | None = None
     loss: float | None = None
     unit: float = 1.0
+    seen: Mapping[str, Sequence[float]] | None = None
 
 
 class Collector:
@@ -93,7 +96,7 @@ class Collector:
                 opened.entry["rejected"] = str(reason)
                 return
             if intake.judge(opened, sq, math.fsum(sq)):
-                intake.add([opened], intake.total)
+                intake.add([opened])
 
     def sums(self) -> Sums:
         """What was added so far. `total` is the collector's own memory: the next `take` changes it.
@@ -101,11 +104,12 @@ class Collector:
         Weights are relative to the first: with them `step_sums` has the mean of `step` to the bit.
         """
         intake = self._intake
+        intake.settle()
         layout, accepted, total = intake.layout, intake.accepted, intake.total.flat
         if not accepted:
             return Sums(total=total, sum_sq=dict.fromkeys(layout.names, 0.0), weight=0, count=0)
-        intake.share([update.raw for update in accepted])
-        unit = accepted[0].raw
+        unit = intake.unit
+        intake.share([update.raw for update in accepted], unit)
         relative = np.array([update.raw / unit for update in accepted])
         by_weight = relative[:, None]
         sq = np.array([update.sq for update in accepted])
@@ -119,6 +123,7 @@ class Collector:
             buffers=intake.buffers.mean() or None,
             loss=intake.mean_loss(),
             unit=unit,
+            seen=intake.limits.seen,
         )
 
 
@@ -150,12 +155,16 @@ def take_sums(sums: Sums, intake: Intake) -> Statistics:
     total.flat[layout.padding] = 0  # where masks of packed vectors leave crumbs
     mean_sq = total.mean_sq(1 / weight)
     _require_true(layout, count, weight, weight_sq, sum_sq, sum_sq2, mean_sq * weight**2)
-    _require_usual(intake, sums.unit, weight / count, math.sqrt(math.fsum(sum_sq / weight)))
+    clip = _usual(intake, sums, weight / count, math.sqrt(math.fsum(sum_sq / weight)))
+    if clip < 1:
+        total.flat.mul_(clip)
     if opened.buffers:
         intake.buffers.add(opened.buffers, 1.0)
     share_sq = float(weight_sq / weight**2)
     weights = weights_of(count, share_sq)
-    made = statistics(layout, sum_sq / weight, sum_sq2 / weight**2, mean_sq, weights)
+    squares = (sum_sq / weight, sum_sq2 / weight**2, mean_sq)
+    sum_sq, sum_sq2, mean_sq = (sq * clip**2 for sq in squares)
+    made = statistics(layout, sum_sq, sum_sq2, mean_sq, weights)
     return replace(made, weight_sq=share_sq)
 
 
@@ -193,16 +202,19 @@ def _require_true(
             )
 
 
-def _require_usual(intake: Intake, unit: float, weight: float, norm: float) -> None:
-    """The guard, for the round as a whole; remembers it as one update."""
-    if (unit := as_number(unit) or 0.0) <= 0:
+def _usual(intake: Intake, sums: Sums, weight: float, norm: float) -> float:
+    """The guard, for the round as a whole: what its mean is to be multiplied with."""
+    if (unit := as_number(sums.unit) or 0.0) <= 0:
         raise Skipped("the unit of the weights is not a positive finite number")
+    if sums.seen is not None:
+        intake.limits.seen = {kind: [*values] for kind, values in sums.seen.items()}
+        return 1.0
     try:
-        intake.limits.check_weight(unit * weight)
-        intake.limits.check_norm(norm, intake.model_norm)
+        clip, _ = intake.limits.measure("norm", norm, max(1.0, intake.model_norm))
     except Rejected as reason:
         raise Skipped(f"the mean client's {reason}") from None
-    intake.limits.remember(unit * weight, norm)
+    intake.limits.remember(norm=norm, weight=unit * weight)
+    return clip
 
 
 def _reported(sq_norms: Any, names: Sequence[str]) -> np.ndarray:

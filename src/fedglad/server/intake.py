@@ -4,23 +4,24 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from fedglad.core.aggregate import BufferMean, Sum, accumulate, pack, totals_sq
+from fedglad.core.aggregate import BufferMean, Sum, accumulate, larger, pack, totals_sq
 from fedglad.core.gram import Gram, trimmed_mean
+from fedglad.core.guard import Limits, Rejected
 from fedglad.core.layout import Layout
 from fedglad.core.validate import (
-    MAX_NORM,
+    LONGEST,
     WEIGHTS,
-    Limits,
     Opened,
-    Rejected,
     as_number,
     have_padding,
     identity,
+    is_counter,
     open_update,
 )
 from fedglad.filters import Filter
@@ -29,10 +30,36 @@ from fedglad.weights import Client, Samples, WeightingState
 
 STACKED = 1 << 20  # elements of small updates that are measured as one matrix
 WINDOW = 1 << 31  # elements of a list's updates measured together: bounds the memory for row norms
+LOSS = 1e100  # no loss is larger: the mean of such cannot overflow
+BATCHES = 10_000.0  # that a client's counters grow by, as long as nothing is known
+STATISTICS = 10_000.0  # times that buffers grow in a first round: they may start far from the data
 
 
 class Skipped(Exception):
     """The round cannot be stepped; the message is the reason kept in the record."""
+
+
+class Outweighed(Skipped):
+    """One update of a first round weighs too much, and it is too late to take it out again."""
+
+
+class Totals:
+    """What the updates of a round add up to: themselves, and what goes with them."""
+
+    def __init__(self, layout: Layout, total: Sum, scales: bool, wants_extra: bool) -> None:
+        self.total = total
+        self.unfiltered = Sum(layout) if scales else total
+        self.extra = Sum(layout) if wants_extra else None
+        self.buffers = BufferMean(layout)
+
+    def absorb(self, other: "Totals") -> None:
+        """Adds what another has."""
+        self.total.absorb(other.total)
+        if self.unfiltered is not self.total:
+            self.unfiltered.absorb(other.unfiltered)
+        if self.extra and other.extra:
+            self.extra.absorb(other.extra)
+        self.buffers.absorb(other.buffers)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -43,7 +70,7 @@ class Intake:
     |---|---|
     | `wants_extra`, `lengths` | what the server half of a client method asks for, see `Method` |
     | `wants_distances` | measure each update's distance from their mean |
-    | `base` | θ as the clients received it |
+    | `base`, `base_buffers` | the model as the clients received it |
     | `limits` | what norm and weight is usual; the server keeps it if the round steps |
     | `model_norm` | ‖θ‖, where no norm of an update is known yet |
     | `total` | Σ w g, and in the end the mean |
@@ -62,6 +89,7 @@ class Intake:
     lengths: Callable[[Sequence[int]], np.ndarray] | None
     wants_distances: bool
     base: Tensor
+    base_buffers: Mapping[str, Tensor]
     limits: Limits
     model_norm: float
     total: Sum
@@ -71,9 +99,29 @@ class Intake:
     distances: dict[Client, float] | None = None
 
     def __post_init__(self) -> None:
-        self.buffers = BufferMean(self.layout)
-        self.extra = Sum(self.layout) if self.wants_extra else None
         self.total.clear()
+        self._near = Totals(self.layout, self.total, self.filter.scales, self.wants_extra)
+        self._far: Totals | None = None  # of updates that are far from usual
+        self._ids: set[int | str] = set()
+        self._counters = [name for name in self.base_buffers if is_counter(name)]
+        self._others = [name for name in self.base_buffers if not is_counter(name)]
+        self._before = _flat(self.base_buffers, self._others)
+
+    @property
+    def buffers(self) -> BufferMean:
+        """The mean of the accepted clients' buffers."""
+        return self._near.buffers
+
+    def new_buffers(self) -> dict[str, Tensor]:
+        """The model's buffers after the round; a counter does not fall."""
+        mean = self.buffers.mean()
+        before = {name: self.base_buffers[name] for name in self._counters if name in mean}
+        return {**mean, **{name: larger(old, mean[name]) for name, old in before.items()}}
+
+    @property
+    def extra(self) -> Sum | None:
+        """The sum of what accepted clients sent beside their updates."""
+        return self._near.extra
 
     def take(self, updates: Iterable[Any]) -> Statistics:
         """Consumes the updates; raises Skipped if they make no round. The mean is in `total`."""
@@ -87,65 +135,117 @@ class Intake:
 
         An iterator may reuse its memory, so each item is measured, judged, and added before the
         next is asked for; Several or a Bundle as a whole. A list can be read again: it is added
-        while it is measured, and anew where some are rejected. Same order, same bits.
+        while it is measured, and anew where some are rejected or cut. Same order, same bits.
         """
         filter = self.filter
-        unfiltered = Sum(self.layout) if filter.scales else self.total
         if isinstance(updates, Sequence):
-            self._take_list(updates, unfiltered)
+            self._take_list(updates)
         else:
             for several in map(_together, updates):  # a generator would keep what it gave out
                 opened = self.open(several)
                 rows: Sequence[Opened] | Tensor = opened
                 if isinstance(several, Bundle) and len(opened) == len(several.clients):
                     rows = several.deltas
-                self.add(self._judged(opened, self.accumulate(rows)), unfiltered)
+                self.add(self._judged(opened, self.accumulate(rows)))
                 del several, opened, rows  # nothing is kept while the next is made
+            self.settle()
+            if heaviest := self.limits.too_heavy():
+                raise Outweighed(
+                    f"a weight of {heaviest:.4g} is more than {self.limits.heaviest:g} times the "
+                    "median of the first round's: it will be cut from the next round on"
+                )
         self._require_enough()
-        shares, factor = self.share([update.raw for update in self.accepted])
+        shares, factor = self.share([update.raw for update in self.accepted], self.unit)
         sq = np.array([update.sq for update in self.accepted])
         mean_sq = self.total.mean_sq(factor)
         if filter.scales:
-            self.gsi_unfiltered = _gsi_all(sq, unfiltered.mean_sq(factor), shares)
+            self.gsi_unfiltered = _gsi_all(sq, self._near.unfiltered.mean_sq(factor), shares)
             sq *= np.array([filter.scale(update.norm) for update in self.accepted])[:, None] ** 2
         return self._statistics(shares, sq, mean_sq)
 
-    def _take_list(self, updates: Sequence[Any], unfiltered: Sum) -> None:
+    def _take_list(self, updates: Sequence[Any]) -> None:
         opened = self.open(updates)
         if self.filter.scales or not opened:
-            self.add(self._judged(opened, self.accumulate(opened)), unfiltered)
+            accepted = self._judged(opened, self.accumulate(opened))
+            self._heed()
+            self.add(accepted)
+            self.settle()
             return
         hoped = _relative([self.weighting.weigh(update.weight) for update in opened])
         squares = self.accumulate(opened, [(self.total, hoped)], factor=1 / math.fsum(hoped))
         accepted = self._judged(opened, squares)
-        if len(accepted) == len(opened):
+        self._heed()
+        weights = _relative([update.raw for update in accepted]) if accepted else []
+        if weights == hoped and all(update.clip == 1 and not update.far for update in accepted):
             for update in accepted:
-                self._add_rest(update, update.raw)
+                self._add_rest(update, update.raw, self._near)
         else:
             self.total.clear()
-            self.add(accepted, unfiltered)
+            self.add(accepted)
+        self.settle()
+
+    def _heed(self) -> None:
+        """Cuts weights that are too large a share of the round, where all of it is there."""
+        usual = [update for update in self.accepted if not update.far]
+        counted = self.accepted if 2 * len(usual) < len(self.accepted) else usual
+        weights = self.limits.heed([update.raw for update in counted])
+        for update, weight in zip(counted, weights, strict=True):
+            self._cut_weight(update, weight)
+
+    def _cut_weight(self, update: Opened, weight: float) -> None:
+        if weight < update.raw:
+            update.raw = weight
+            update.entry["claimed"] = update.weight
+
+    def settle(self) -> None:
+        """Decides on updates that are far from usual: they count if more than half are so."""
+        far = [update for update in self.accepted if update.far]
+        if 2 * len(far) > len(self.accepted):
+            if self._far:
+                self._near.absorb(self._far)
+            for update in far:
+                update.far = ""
+        else:
+            for update in far:
+                update.entry.pop("clipped", None)
+                update.entry["rejected"] = update.far
+            self.accepted = [update for update in self.accepted if not update.far]
+        self._far = None
+        for update in self.accepted:
+            self.limits.remember(**update.lengths)
+
+    @property
+    def unit(self) -> float:
+        """The weight that those in the sums are relative to: the first that came in."""
+        return self._unit
 
     def _judged(self, opened: Sequence[Opened], squares: np.ndarray) -> list[Opened]:
         measured = zip(opened, squares, totals_sq(squares), strict=True)
         return [update for update, sq, norm_sq in measured if self.judge(update, sq, norm_sq)]
 
-    def add(self, accepted: list[Opened], unfiltered: Sum) -> None:
+    def add(self, accepted: list[Opened]) -> None:
         """Adds accepted updates, by their weights relative to the round's first."""
-        if not accepted:
-            return
-        plain = [update.raw / self.accepted[0].raw for update in accepted]
-        into = [(unfiltered, plain)]
-        if unfiltered is not self.total:
-            pairs = zip(plain, accepted, strict=True)
-            into.append((self.total, [w * self.filter.scale(update.norm) for w, update in pairs]))
-        self.accumulate(accepted, into, measure=False)
-        for update in accepted:
-            self._add_rest(update, update.raw)
+        for far in (False, True):
+            chosen = [update for update in accepted if bool(update.far) == far]
+            if not chosen:
+                continue
+            if far and not self._far:
+                total = Sum(self.layout)
+                self._far = Totals(self.layout, total, self.filter.scales, self.wants_extra)
+            totals = self._far if far and self._far else self._near
+            plain = [update.raw / self.unit * update.clip for update in chosen]
+            into = [(totals.unfiltered, plain)]
+            if self.filter.scales:
+                pairs = zip(plain, chosen, strict=True)
+                scaled = [weight * self.filter.scale(update.norm) for weight, update in pairs]
+                into.append((totals.total, scaled))
+            self.accumulate(chosen, into, measure=False)
+            for update in chosen:
+                self._add_rest(update, update.raw, totals)
 
     def _keep(self, updates: Iterable[Any]) -> Statistics:
         """Keeps every update, for what needs the whole cohort; costs one model an update."""
         layout, filter = self.layout, self.filter
-        kept: list[Tensor] = []
         for update in chain.from_iterable(map(self.open, map(_together, updates))):
             packed, sent = pack(layout, update, self.base), update.tensors
             update.tensors, update.trained = packed, False
@@ -153,10 +253,13 @@ class Intake:
                 update.extra.tensors = pack(layout, update.extra, self.base)
             update.buffers = {name: value.clone() for name, value in update.buffers.items()}
             sq = self.accumulate([packed])
-            if self.judge(update, sq[0], totals_sq(sq)[0], sent):
-                kept.append(packed)
-            del update, sent  # the memory they were sent in may be used again
+            if self.judge(update, sq[0], totals_sq(sq)[0], sent) and update.clip < 1:
+                packed.mul_(update.clip)
+            del update, sent, packed  # the memory they were sent in may be used again
+        self._heed()
+        self.settle()
         self._require_enough()
+        kept = [cast(Tensor, update.tensors) for update in self.accepted]
         gram = Gram(layout, kept, max(update.norm for update in self.accepted))
         everyone = range(len(kept))
         raw = [update.raw for update in self.accepted]
@@ -168,7 +271,10 @@ class Intake:
         if filter.robust:
             chosen = list(everyone)
             shares, factor = self.share([1.0] * len(kept))[0], 1.0
-            trimmed_mean(layout, kept, filter.trim(len(kept)), self.total.flat)
+            trim = filter.trim(len(kept))
+            squares = trimmed_mean(layout, kept, trim, self.total.flat)
+            sq = np.broadcast_to(squares, sq.shape)
+            self._robust_rest(trim)
         else:
             chosen = filter.select(gram.of(everyone, clips).distances_sq())
             self._leave_out(set(everyone) - set(chosen), f"left out by {filter}")
@@ -185,14 +291,26 @@ class Intake:
             shares, factor = self.share([*weights.values()])
             clipped = (np.array(_relative([*weights.values()])) * clips[chosen]).tolist()
             self.accumulate([kept[k] for k in chosen], [(self.total, clipped)], measure=False)
-        for update, share in zip(self.accepted, shares, strict=True):
-            self._add_rest(update, float(share))
+            for update, share in zip(self.accepted, shares, strict=True):
+                self._add_rest(update, float(share), self._near)
         if self.wants_distances:
             apart = gram.of(chosen, clips).distances_to_mean().tolist()
             clients = [update.entry["id"] for update in self.accepted]
             self.distances = dict(zip(clients, apart, strict=True))
         mean_sq = self.total.mean_sq(factor)
         return self._statistics(shares, (sq * clips[:, None] ** 2)[chosen], mean_sq)
+
+    def _robust_rest(self, trim: int) -> None:
+        """Buffers, and what a client method sends, by the robust mean that the updates have."""
+        n = len(self.accepted)
+        if self.extra:
+            sent = [update.extra for update in self.accepted if update.extra]
+            extras = [cast(Tensor, extra.tensors).mul_(extra.clip) for extra in sent]
+            trimmed_mean(self.layout, extras, trim, self.extra.flat)
+            self.extra.flat.mul_(n)
+        self.buffers.trimmed([update.buffers for update in self.accepted], trim)
+        for update in self.accepted:
+            update.tensors, update.buffers, update.extra = [], {}, None
 
     def _statistics(self, shares: np.ndarray, sq: np.ndarray, mean_sq: np.ndarray) -> Statistics:
         """The cohort in numbers; `sq` is ‖g_k‖² (k, tensor) as the updates entered the mean.
@@ -203,7 +321,11 @@ class Intake:
             steps = [update.steps for update in self.accepted if update.steps is not None]
             if len(steps) < len(self.accepted):
                 raise Skipped("the method needs Update(steps=...), and there is one without")
-            tau = float((shares * self.lengths(steps)).sum())
+            most = self.limits.longest(steps)
+            for update in self.accepted:
+                if update.steps is not None and update.steps > most:
+                    update.entry["steps"] = update.steps  # as claimed
+            tau = float((shares * self.lengths([min(count, most) for count in steps])).sum())
             self.total.flat.mul_(tau)
             sq, mean_sq = sq * tau**2, mean_sq * tau**2
         by_share = shares[:, None]
@@ -257,31 +379,48 @@ class Intake:
 
     def _open(self, item: Any) -> Opened | None:
         """The update, unless its form is wrong; either way it has a line in the record."""
-        update = Update(item) if isinstance(item, Mapping | Tensor) else item
         entry = _entry()
         self.entries.append(entry)
         try:
-            if isinstance(update, Failure):
-                entry["id"] = identity(update.client)
-                raise Rejected(update.reason)
-            if not isinstance(update, Update):
-                raise Rejected(
-                    f"a {type(item).__name__} is neither an Update nor a dict of tensors"
-                )
-            entry["id"], entry["loss"] = identity(update.client), as_number(update.loss)
-            if self.weighting.needs_client and update.client is None:
-                raise Rejected(f"{type(self.weighting).__name__} needs Update(client=...)")
-            opened = open_update(update, self.layout, entry, wants_extra=self.wants_extra)
-            if opened.extra:
-                sq = self.accumulate([opened.extra])[0]
-                if not np.isfinite(sq).all():
-                    self._reject_values(sq, opened.extra.tensors, "extra ")
-                if (norm := math.sqrt(float(sq.sum()))) > MAX_NORM:
-                    raise Rejected(f"extra has norm {norm:.3g}, above {MAX_NORM:.0e}")
+            return self._well_opened(item, entry)
         except Rejected as reason:
             entry["rejected"] = str(reason)
-            return None
+        except Exception as error:  # it is somebody else's object, and may do anything when read
+            entry["rejected"] = f"it cannot be read: {type(error).__name__}: {error!s:.200}"
+        return None
+
+    def _well_opened(self, item: Any, entry: dict[str, Any]) -> Opened:
+        update = Update(item) if isinstance(item, Mapping | Tensor) else item
+        if isinstance(update, Failure):
+            self._name(entry, update.client)
+            raise Rejected(update.reason)
+        if not isinstance(update, Update):
+            raise Rejected(f"a {type(item).__name__} is neither an Update nor a dict of tensors")
+        self._name(entry, update.client)
+        loss = as_number(update.loss)
+        entry["loss"] = loss if loss is not None and abs(loss) <= LOSS else None
+        if self.weighting.needs_client and update.client is None:
+            raise Rejected(f"{type(self.weighting).__name__} needs Update(client=...)")
+        opened = open_update(update, self.layout, entry, wants_extra=self.wants_extra)
+        if opened.extra:
+            sq = self.accumulate([opened.extra])[0]
+            if not np.isfinite(sq).all():
+                self._reject_values(sq, opened.extra.tensors, "extra ")
+            opened.extra.norm = math.sqrt(float(sq.sum()))
         return opened
+
+    def _name(self, entry: dict[str, Any], client: Any) -> None:
+        """Notes whose update it is; a client has one in a round."""
+        name = identity(client)
+        if isinstance(name, str) and len(name) > LONGEST:
+            entry["id"] = f"{name[:20]}…"
+            raise Rejected(f"the client's id is longer than {LONGEST} characters")
+        entry["id"] = name
+        if name is None or not self.limits.guard:
+            return
+        if name in self._ids:
+            raise Rejected("the client has sent an update already")
+        self._ids.add(name)
 
     def judge(
         self,
@@ -292,19 +431,59 @@ class Intake:
     ) -> bool:
         """Accepts an update by its weight and norm, or notes why not; `sent` is its first form."""
         update.entry["sq_norm"] = None if math.isnan(norm_sq) else norm_sq
-        update.sq, update.norm = sq, math.sqrt(norm_sq)
-        update.raw = self.weighting.weigh(update.weight)
+        norm = math.sqrt(norm_sq)
         try:
             if math.isnan(norm_sq):
                 self._reject_values(sq, update.tensors if sent is None else sent)
-            self.limits.check_weight(update.weight)
-            self.limits.check_norm(update.norm, self.model_norm)
+            update.clip = self._measure(update, "norm", norm, max(1.0, self.model_norm))
+            self._judge_extra(update)
+            self._judge_buffers(update)
         except Rejected as reason:
             update.entry["rejected"] = str(reason)
             return False
-        self.limits.remember(update.weight, update.norm)
+        update.sq, update.norm = sq, norm
+        if update.clip < 1:
+            update.sq, update.norm = sq * update.clip**2, norm * update.clip
+            update.entry["clipped"] = update.clip
+        update.raw = self.weighting.weigh(update.weight)
+        update.lengths["weight"] = update.raw
+        self._cut_weight(update, self.limits.cap(update.raw))
+        if not self.accepted:
+            self._unit = update.raw
         self.accepted.append(update)
         return True
+
+    def _measure(self, update: Opened, kind: str, length: float, start: float) -> float:
+        """What the guard multiplies a part of an update with."""
+        clip, far = self.limits.measure(kind, length, start)
+        update.lengths[kind] = length
+        update.far = update.far or far
+        return clip
+
+    def _judge_extra(self, update: Opened) -> None:
+        """What a client method sends is cut by its own length, and as much as its update is."""
+        if update.extra:
+            clip = self._measure(update, "extra", update.extra.norm, max(1.0, self.model_norm))
+            update.extra.clip = min(clip, update.clip)
+
+    def _judge_buffers(self, update: Opened) -> None:
+        """Buffers are cut by how far they moved from those that were sent out."""
+        if not update.buffers or not self.limits.guard:
+            return
+        if self._counters:
+            now, before = (_flat(x, self._counters) for x in (update.buffers, self.base_buffers))
+            self._measure(update, "counters", max(0.0, float((now - before).max())), BATCHES)
+        if len(self._before):
+            moved = _flat(update.buffers, self._others) - self._before
+            start = STATISTICS * max(1.0, float(self._before.norm()))
+            clip = self._measure(update, "buffers", float(moved.norm()), start)
+            if clip < 1:
+                update.entry["buffers_clipped"] = clip
+                for name in self._others:
+                    before, value = self.base_buffers[name], update.buffers[name]
+                    if value.is_floating_point():
+                        between = before.double().lerp(value.double(), clip)
+                        update.buffers[name] = between.to(value.dtype)
 
     def _reject_values(
         self, sq: np.ndarray, tensors: list[Tensor] | Tensor, what: str = ""
@@ -329,10 +508,11 @@ class Intake:
         if reason := self.filter.needs(n):
             raise Skipped(reason)
 
-    def share(self, weights: list[float]) -> tuple[np.ndarray, float]:
+    def share(self, weights: list[float], unit: float | None = None) -> tuple[np.ndarray, float]:
         """Weights, mostly of sum 1, noted in the record, and what the relative ones are times."""
-        relative = _relative(weights)
-        factor = 1 / math.fsum(relative) if self.weighting.normalises else weights[0]
+        unit = weights[0] if unit is None else unit
+        relative = [weight / unit for weight in weights]
+        factor = 1 / math.fsum(relative) if self.weighting.normalises else unit
         shares = np.array(relative) * factor
         for update, share in zip(self.accepted, shares.tolist(), strict=True):
             update.entry["weight"] = share
@@ -345,12 +525,13 @@ class Intake:
         total = math.fsum(weight for weight, _ in known)
         return math.fsum(weight * loss for weight, loss in known) / total if known else None
 
-    def _add_rest(self, update: Opened, weight: float) -> None:
+    def _add_rest(self, update: Opened, weight: float, totals: "Totals") -> None:
         """Adds what goes with the parameters, and lets go of the update's memory."""
         if update.buffers:
-            self.buffers.add(update.buffers, weight)
-        if self.extra and update.extra:
-            self.accumulate([update.extra], [(self.extra, [1.0])], measure=False)
+            totals.buffers.add(update.buffers, weight)
+        if totals.extra and update.extra:
+            scale = update.extra.clip * self.filter.scale(update.norm)
+            self.accumulate([update.extra], [(totals.extra, [scale])], measure=False)
         update.tensors, update.buffers, update.extra = [], {}, None
 
     def accumulate(
@@ -395,6 +576,12 @@ def statistics(
 def _entry(client: Client = None, loss: float | None = None) -> dict[str, Any]:
     """A client's line in the record before its update is known."""
     return {"id": client, "weight": 0.0, "loss": loss, "sq_norm": None}
+
+
+def _flat(buffers: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+    """Buffers as one vector of float64."""
+    parts = [buffers[name].reshape(-1).double() for name in names]
+    return torch.cat(parts) if parts else torch.empty(0)
 
 
 def _relative(weights: list[float]) -> list[float]:

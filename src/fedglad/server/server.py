@@ -14,14 +14,15 @@ from fedglad.adapters import Adapter, Factors
 from fedglad.core import checkpoint
 from fedglad.core.aggregate import Sum, norms_sq, products
 from fedglad.core.checkpoint import CheckpointError
+from fedglad.core.guard import Guard, Limits
 from fedglad.core.layout import rounded, split, stretches
-from fedglad.core.validate import Guard, Limits, as_number
+from fedglad.core.validate import as_number
 from fedglad.filters import Filter
 from fedglad.optimizers import SGD, Optimizer
 from fedglad.records import Record, Statistics, Update
 from fedglad.server.compatibility import refuse, refuse_sums
 from fedglad.server.from_sums import Sums, take_sums
-from fedglad.server.intake import Intake, Skipped
+from fedglad.server.intake import Intake, Outweighed, Skipped
 from fedglad.weights import Samples, WeightingState
 
 REGISTRIES: dict[str, dict[str, type]] = {
@@ -166,6 +167,8 @@ class Server:
         try:
             return self._advance(intake, intake.take(updates), population)
         except Skipped as reason:
+            if isinstance(reason, Outweighed):
+                self._limits = intake.limits.next()
             return Record("skipped", str(reason), intake.entries)
 
     def step_sums(
@@ -247,13 +250,13 @@ class Server:
         self._method_state = {key: self.layout.pack(parts) for key, parts in method.items()}
         self.round = saved["round"]
         self._adapter_state = {k: np.array(v) for k, v in saved["adapter"]["state"].items()}
-        self._limits = Limits(self.guard, **saved["gate"])
+        self._limits = Limits.of(self.guard, saved["gate"])
         self._weighting_state = {k: list(v) for k, v in saved["weighting"]["state"].items()}
 
     def intake(self, total: Sum) -> Intake:
         """What takes in the next round's updates, and adds them to `total`."""
         model_norm = 0.0
-        if not self._limits.usual_norm:
+        if not {"norm", "extra"} <= self._limits.usual.keys():
             model_norm = math.sqrt(float(norms_sq(self.layout, self._theta).sum()))
         return Intake(
             layout=self.layout,
@@ -265,6 +268,7 @@ class Server:
             lengths=self._lengths,
             wants_distances=self.distances,
             base=self._received(),
+            base_buffers=self._buffers,
             limits=self._limits.copy(),
             model_norm=model_norm,
             total=total,
@@ -293,7 +297,7 @@ class Server:
             raise Skipped(f"{self.adapter} gave a factor that is not finite")
 
         self._move(stats, factors, shift)
-        self._buffers.update(intake.buffers.mean())
+        self._buffers.update(intake.new_buffers())
         self._limits = intake.limits.next()
         self._weighting_state = intake.weighting_state
         self._method_state = method_state
@@ -368,7 +372,7 @@ class Server:
             "round": self.round,
             "min_clients": self.min_clients,
             "guard": self.guard and asdict(self.guard),
-            "gate": {"norms": [*self._limits.norms], "weights": [*self._limits.weights]},
+            "gate": self._limits.usual,
             **{
                 role: {
                     "class": type(getattr(self, role)).__name__,
