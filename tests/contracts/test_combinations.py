@@ -138,7 +138,8 @@ def test_tensors_that_cross_blocks_give_the_same_bits_on_any_threads_and_as_a_st
 def test_a_long_list_is_summed_like_a_stream(count: int, bad: tuple[int, ...]):
     updates = [COHORTS[k % 4][-1 - k % 2] for k in range(count)]
     updates = [replace(u, weight=-1) if k in bad else u for k, u in enumerate(updates)]
-    listed, streamed, clean = (Server(MODEL, adapter=make("adapter", "glad")) for _ in range(3))
+    glad = make("adapter", "glad")
+    listed, streamed, clean = (Server(MODEL, adapter=glad, guard=None) for _ in range(3))
     assert bits(listed.step(updates)) == bits(streamed.step(iter(updates)))
     clean.step([u for u in updates if u.weight > 0])
     assert bits(listed) == bits(streamed) == bits(clean)
@@ -165,8 +166,8 @@ def test_a_client_method_that_does_nothing_changes_nothing(name: str):
     def nothing(mean: Any, extra_sum: Any, count: int, state: Any) -> Any:
         return {}, None
 
-    plain = Server(MODEL, filter=make("filter", name))
-    with_method = Server(MODEL, filter=make("filter", name), method=nothing)
+    plain = Server(MODEL, filter=make("filter", name), guard=None)
+    with_method = Server(MODEL, filter=make("filter", name), method=nothing, guard=None)
     expected = run(plain, COHORTS)
     assert bits(run(with_method, [with_extra(c, MODEL) for c in COHORTS])) == bits(expected)
     assert bits(with_method) == bits(plain)

@@ -232,7 +232,7 @@ def test_a_streams_first_round_with_an_absurd_weight_is_skipped_once():
     cohort = [one(9.0, weight=1e4), *(one(1.0) for _ in range(4))]
     record = server.step(iter(cohort))
     assert record.reason == (
-        "a weight of 1e+04 is more than 10 times the median of the first round's: "
+        "weight 1e+04 is more than 10 times the median of the first round's: "
         "it will be cut from the next round on"
     )
     assert moved(server) == 0
@@ -280,24 +280,37 @@ def test_an_ordinary_update_with_an_absurd_extra_is_left_out(method: Any, form: 
     assert all(torch.equal(tried.sent[key], clean.sent[key]) for key in clean.sent)
 
 
-def test_an_extra_is_cut_as_its_update_is_and_by_its_own_length():
-    # usual norm and extra √2 and 1: an extra of 30 → 3; an update cut to a tenth cuts its extra
+def test_an_extra_is_cut_with_its_update_and_left_out_with_it():
+    # usual norm 1, extra 1 for it: an update cut to a tenth cuts its extra; 11 is too much
     server = Server({"w": torch.zeros(2)}, method=Scaffold().among(3).server)
     usual = [one(1.0, extra={"w": torch.tensor([1.0, 0.0])}) for _ in range(3)]
     server.step(usual)
     before = server.sent["c"].clone()
-    long = one(1.0, extra={"w": torch.tensor([30.0, 0.0])})
+    long = one(1.0, extra={"w": torch.tensor([9.0, 0.0])})
+    longer = one(1.0, extra={"w": torch.tensor([11.0, 0.0])}, client="longer")
     with_it = one(30.0, extra={"w": torch.tensor([1.0, 0.0])})
-    server.step([usual[0], long, with_it])
-    # c grows by (1 + 3 + 0.1)/3
-    assert float((server.sent["c"] - before)[0]) == pytest.approx(4.1 / 3)
+    record = server.step([usual[0], long, longer, with_it])
+    assert "norm of the extra 11 is more than 10 times" in record.rejected["longer"]
+    # c grows by (1 + 9 + 0.1)/3
+    assert float((server.sent["c"] - before)[0]) == pytest.approx(10.1 / 3)
+
+
+@FORMS
+def test_a_first_round_with_an_unusual_extra_is_skipped_once(form: Form):
+    server = Server({"w": torch.zeros(2)}, method=Scaffold().among(3).server)
+    usual = [one(1.0, extra={"w": torch.tensor([1.0, 0.0])}) for _ in range(3)]
+    cohort = [*usual, one(1.0, extra={"w": torch.tensor([500.0, 0.0])}, client="hostile")]
+    assert "extra 500 is more than 10 times the median" in (server.step(form(cohort)).reason or "")
+    record = server.step(form(cohort))
+    assert record.stepped
+    assert list(record.rejected) == ["hostile"]
 
 
 @pytest.mark.parametrize("filter", [Median(), TrimmedMean(beta=0.34)], ids=repr)
 def test_a_robust_mean_is_one_of_extras_too(filter: Any):
-    # 1, 1, 50: the middle is 1, times three clients, over a population of three
+    # 1, 1, 5: the middle is 1, times three clients, over a population of three
     server = Server({"w": torch.zeros(2)}, method=Scaffold().among(3).server, filter=filter)
-    sent = [one(1.0, extra={"w": torch.tensor([x, 0.0])}) for x in (1.0, 1.0, 50.0)]
+    sent = [one(1.0, extra={"w": torch.tensor([x, 0.0])}) for x in (1.0, 1.0, 5.0)]
     server.step(sent)
     assert float(server.sent["c"][0]) == pytest.approx(1.0)
 

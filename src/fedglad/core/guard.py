@@ -31,8 +31,10 @@ class Guard:
     | longer than `norm` · C | left out, unless more than half of the round's are so long |
     | of more weight than `weight` times the equal share, or half of the round | cut to that |
 
-    The same holds for what a client method sends beside its update, and for buffers as far as they
-    moved. Adaptive clipping to a quantile: Andrew et al. 2021, arXiv:1905.03871.
+    What a client method sends beside its update is cut with it, and left out with it if it is too
+    long for it; buffers are cut by how far they moved.
+
+    Adaptive clipping to a quantile: Andrew et al. 2021, arXiv:1905.03871.
     Differs from the paper: C moves by how far the median is away, not by how many norms lie above
     it, so it has no rate to tune and does not jitter with few clients.
 
@@ -103,10 +105,13 @@ class Limits:
             usual["count"] = float(len(self.seen["weight"]))
         return Limits(self.guard, usual)
 
-    def measure(self, kind: str, value: float, start: float) -> tuple[float, str]:
+    def measure(
+        self, kind: str, value: float, start: float, most: float | None = None
+    ) -> tuple[float, str]:
         """What a length is to be multiplied with, and why it is far from usual, or "".
 
-        `start` is what is usual as long as nothing is known.
+        `start` is what is usual as long as nothing is known. `most` is how many times the usual
+        are far from it, instead of the guard's own number.
         """
         if not value <= MAX_NORM:
             raise Rejected(f"{kind} {value:.3g} is above {MAX_NORM:.0e}")
@@ -116,10 +121,11 @@ class Limits:
         what = f"the usual {usual:.4g}" if usual else f"{start:.4g}, where nothing is usual yet"
         if usual and value > 0:
             scale = min(1.0, min(self.guard.clip, self.guard.norm) * usual / value)
-        if value <= self.guard.norm * (usual or start):
+        most = self.guard.norm if most is None else most
+        if value <= most * (usual or start):
             return scale, ""
         name = "norm" if kind == "norm" else f"norm of the {kind}"
-        return scale, f"{name} {value:.4g} is more than {self.guard.norm:g} times {what}"
+        return scale, f"{name} {value:.4g} is more than {most:g} times {what}"
 
     def cap(self, weight: float) -> float:
         """A client's weight, cut to what it may be by the weights of the rounds before."""
@@ -131,15 +137,15 @@ class Limits:
 
     def remember(self, **lengths: float) -> None:
         """Notes what was accepted: a norm, a weight, and so on."""
-        for kind, value in lengths.items():
+        for kind, value in lengths.items() if self.guard else ():
             self.seen[kind].append(value)
 
-    def too_heavy(self) -> float | None:
-        """The weight that a first round cannot have had, whose updates are gone; see `Intake`."""
-        weights = self.seen["weight"]
-        if not self.guard or "weight" in self.usual or len(weights) < 3:
+    def too_much(self, kind: str, most: float) -> float | None:
+        """The largest of a first round, if it is more than so many times the median of all."""
+        values = self.seen[kind]
+        if not self.guard or kind in self.usual or len(values) < 3:
             return None
-        return max(weights) if max(weights) > self.guard.weight * upper_median(weights) else None
+        return max(values) if max(values) > most * upper_median(values) else None
 
     @property
     def heaviest(self) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedglad.core.aggregate import BufferMean, Sum, accumulate, larger, pack, totals_sq
 from fedglad.core.gram import Gram, trimmed_mean
-from fedglad.core.guard import Limits, Rejected
+from fedglad.core.guard import MAX_NORM, Limits, Rejected
 from fedglad.core.layout import Layout
 from fedglad.core.validate import (
     LONGEST,
@@ -31,6 +31,8 @@ from fedglad.weights import Client, Samples, WeightingState
 STACKED = 1 << 20  # elements of small updates that are measured as one matrix
 WINDOW = 1 << 31  # elements of a list's updates measured together: bounds the memory for row norms
 LOSS = 1e100  # no loss is larger: the mean of such cannot overflow
+EXTRA = 10.0  # times the usual length, over that of its update, that a method's tensors may have
+RATIO = 10_000.0  # that length, as long as nothing is known
 BATCHES = 10_000.0  # that a client's counters grow by, as long as nothing is known
 STATISTICS = 10_000.0  # times that buffers grow in a first round: they may start far from the data
 
@@ -149,11 +151,8 @@ class Intake:
                 self.add(self._judged(opened, self.accumulate(rows)))
                 del several, opened, rows  # nothing is kept while the next is made
             self.settle()
-            if heaviest := self.limits.too_heavy():
-                raise Outweighed(
-                    f"a weight of {heaviest:.4g} is more than {self.limits.heaviest:g} times the "
-                    "median of the first round's: it will be cut from the next round on"
-                )
+            self._require_usual("weight", self.limits.heaviest, "cut")
+        self._require_usual("extra", EXTRA, "left out")
         self._require_enough()
         shares, factor = self.share([update.raw for update in self.accepted], self.unit)
         sq = np.array([update.sq for update in self.accepted])
@@ -258,6 +257,7 @@ class Intake:
             del update, sent, packed  # the memory they were sent in may be used again
         self._heed()
         self.settle()
+        self._require_usual("extra", EXTRA, "left out")
         self._require_enough()
         kept = [cast(Tensor, update.tensors) for update in self.accepted]
         gram = Gram(layout, kept, max(update.norm for update in self.accepted))
@@ -444,7 +444,8 @@ class Intake:
         update.sq, update.norm = sq, norm
         if update.clip < 1:
             update.sq, update.norm = sq * update.clip**2, norm * update.clip
-            update.entry["clipped"] = update.clip
+        if (kept := update.clip * self.filter.scale(update.norm)) < 1:
+            update.entry["clipped"] = kept
         update.raw = self.weighting.weigh(update.weight)
         update.lengths["weight"] = update.raw
         self._cut_weight(update, self.limits.cap(update.raw))
@@ -453,18 +454,26 @@ class Intake:
         self.accepted.append(update)
         return True
 
-    def _measure(self, update: Opened, kind: str, length: float, start: float) -> float:
+    def _measure(
+        self, update: Opened, kind: str, length: float, start: float, most: float | None = None
+    ) -> float:
         """What the guard multiplies a part of an update with."""
-        clip, far = self.limits.measure(kind, length, start)
+        clip, far = self.limits.measure(kind, length, start, most)
         update.lengths[kind] = length
         update.far = update.far or far
         return clip
 
     def _judge_extra(self, update: Opened) -> None:
-        """What a client method sends is cut by its own length, and as much as its update is."""
+        """What a client method sends is judged by its length over that of its update.
+
+        It is never cut by itself: c would no longer be the mean of all c_k.
+        """
         if update.extra:
-            clip = self._measure(update, "extra", update.extra.norm, max(1.0, self.model_norm))
-            update.extra.clip = min(clip, update.clip)
+            usual = self.limits.usual.get("norm", 0.0)
+            length = update.entry["sq_norm"] ** 0.5
+            ratio = update.extra.norm / max(length, usual, 1e-30)
+            self._measure(update, "extra", min(ratio, MAX_NORM), RATIO, EXTRA)
+            update.extra.clip = update.clip
 
     def _judge_buffers(self, update: Opened) -> None:
         """Buffers are cut by how far they moved from those that were sent out."""
@@ -495,6 +504,14 @@ class Intake:
         if bool(tensor.double().isfinite().all()):
             raise Rejected(f"{name} has values too large for a norm below 1e12")
         raise Rejected(f"{name} holds NaN or inf")
+
+    def _require_usual(self, kind: str, most: float, what: str) -> None:
+        """In a first round nothing is known to judge an update by; afterwards it is too late."""
+        if largest := self.limits.too_much(kind, most):
+            raise Outweighed(
+                f"{kind} {largest:.4g} is more than {most:g} times the median of the first "
+                f"round's: it will be {what} from the next round on"
+            )
 
     def _require_enough(self) -> None:
         n, least = len(self.accepted), self.min_clients

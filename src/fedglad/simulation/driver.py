@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from fedglad.clients.method import Plain
@@ -158,6 +159,10 @@ class Driver:
         """What a client would remember counts only if its update was accepted."""
         stepped = record.clients if record.stepped else []
         accepted = [client["id"] for client in stepped if "rejected" not in client]
+        cut = {client["id"]: client["clipped"] for client in stepped if "clipped" in client}
+        for client in accepted if self.memories else ():
+            if client in cut:
+                self._shorten(client, cut[client])
         if self.memories and self.client.settles:
             for client in accepted:
                 proposed = self.memories.proposed(client, self.t)
@@ -165,3 +170,12 @@ class Driver:
                 self.memories.propose(client, self.t, whole)
         for store in self.stores:
             store.settle(self.t, cohort, accepted)
+
+    def _shorten(self, client: int, kept: float) -> None:
+        """Of an update that was cut, a client remembers as much as the server took of it."""
+        assert self.memories
+        new = self.memories.proposed(client, self.t)
+        old = self.memories.read(client, self.memories.version(client))
+        parts = {name: old.get(name, torch.zeros_like(value)) for name, value in new.items()}
+        between = {name: part.lerp(new[name], kept) for name, part in parts.items()}
+        self.memories.propose(client, self.t, between)
