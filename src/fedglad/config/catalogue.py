@@ -13,6 +13,7 @@ FAMILIES = {
     "sampler": "Samplers",
     "filter": "Filters and robust means",
     "weighting": "Weightings",
+    "guard": "Guards",
     "server": "Server optimizers",
     "adapter": "Adapters",
 }

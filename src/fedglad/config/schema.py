@@ -24,7 +24,7 @@ from fedglad import adapters, clients, data, filters, models, optimizers, sample
 from fedglad.config.fit import agree, check
 from fedglad.config.keys import flat
 from fedglad.config.presets import PRESETS, Preset
-from fedglad.core import user_code
+from fedglad.core import guard, user_code
 from fedglad.core.build import build, settings_of
 from fedglad.server.compatibility import refuse
 from fedglad.simulation import engines
@@ -46,6 +46,7 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
     "sampler": samplers.REGISTRY,
     "filter": filters.REGISTRY,
     "weighting": weights.REGISTRY,
+    "guard": guard.REGISTRY,
     "server": optimizers.REGISTRY,
     "adapter": adapters.REGISTRY,
     "engine": engines.REGISTRY,
@@ -105,7 +106,7 @@ class Config:
         Of the names of code outside of this library, "package.module:Object", those in `trusted`
         are loaded, by default all. A section with another one is kept as `Unloaded`.
         """
-        top = _top_fields()
+        top, tree = _top_fields(), _with_guard(tree)
         _known("", tree, [*top, *REGISTRIES])
         sections = {name: _section(name, tree.get(name, {}), trusted) for name in REGISTRIES}
         if getattr(sections["data"], "partition", None) == "centralised":
@@ -186,6 +187,7 @@ class Config:
             adapter=parts["adapter"],
             filter=parts["filter"],
             weighting=parts["weighting"],
+            guard=parts["guard"] if isinstance(parts["guard"], guard.Guard) else None,
             engine=parts["engine"],
             arithmetic=getattr(settings, "arithmetic", 1),
         )
@@ -213,6 +215,8 @@ class Config:
         tree: dict[str, Any] = {"format": FORMAT, **self.to_dict()}
         if getattr(self.sections["engine"], "exact", True):
             del tree["engine"]
+        if isinstance(self.sections.get("guard"), guard.NoGuard):
+            del tree["guard"]  # as it was before there was one
         for section, settings in self.sections.items():
             for name, default in getattr(settings, "added", {}).items():
                 if getattr(settings, name) == default:
@@ -367,10 +371,21 @@ DEFAULTS = {
     "sampler": "uniform",
     "filter": "none",
     "weighting": "samples",
+    "guard": "adaptive",
     "server": "sgd",
     "adapter": "glad",
     "engine": "local",
 }
+
+
+def _with_guard(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A complete file that has no guard was written before there was one, and ran without."""
+    if "guard" in tree or not tree.keys() >= REGISTRIES.keys() - {"guard"}:
+        return tree
+    engine = tree["engine"]
+    if isinstance(engine, Mapping):  # a run with Flower had its guard here
+        engine = {k: v for k, v in engine.items() if k not in ("guard_norm", "guard_weight")}
+    return {**tree, "engine": engine, "guard": {"name": "none"}}
 
 
 def _own_names(tree: Mapping[str, Any]) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """The folder of a run with Flower: the same files as the simulator's, and going on from them."""
 
 import json
-import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 
 from fedglad.config.schema import Config, ConfigError, load
 from fedglad.core import files
+from fedglad.core.guard import NoGuard
 from fedglad.flower import log
 from fedglad.flower.session import Session
 from fedglad.flower.settings import Arrays, ClientApp, Engine, Nodes
@@ -76,6 +76,9 @@ def _describe(run: Run, session: Session, rounds: int) -> None:
         text = config.to_toml()
         if path.is_file():
             theirs = load(path, trust_code=config.own_names().values())[1]
+            if "[guard]" not in path.read_text("utf-8"):  # written before it was a section
+                guard = {"guard": config.sections["guard"]}
+                theirs = replace(theirs, sections={**theirs.sections, **guard})
             if replace(theirs, rounds=config.rounds).hash() != config.hash():
                 raise RunError(
                     f"{run.folder} holds a run with other settings (config.toml): {WAY_OUT}"
@@ -99,14 +102,13 @@ def describe(session: Session, rounds: int) -> Config:
             "sampler": session.sampler,
             "filter": server.filter,
             "weighting": session.weighting,
+            "guard": server.guard or NoGuard(),
             "server": session.optimizer,
             "adapter": server.adapter,
             "engine": Engine(
                 report=session.report,
                 weighted_by=session.weight_key,
                 min_clients=server.min_clients,
-                guard_norm=server.guard.norm if server.guard else math.inf,
-                guard_weight=server.guard.weight if server.guard else math.inf,
             ),
         },
     )

@@ -1,7 +1,6 @@
 """A federation in progress: everything that changes from round to round, and one round of it."""
 
 import math
-import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,10 +43,6 @@ from fedglad.samplers.base import Cohort, Pool, Sampler
 from fedglad.server.server import Server
 from fedglad.simulation.driver import Driver
 from fedglad.weights import Samples
-
-
-class Outweighed(Exception):
-    """A client of the first round has a weight out of all proportion: the client, and why."""
 
 
 @dataclass
@@ -111,13 +106,11 @@ class Session(Driver):
         self.min_nodes, self.report = min_nodes, report
         self._memo: dict[Any, Any] = {}  # of the pools
         self._started = False  # whether the nodes of a first round were there
-        self._usual: float | None = None  # weight, if the first round was lost to an unusual one
 
     def transport_state(self) -> dict[str, Any]:
-        return {"nodes": self.directory.state(), "usual": self._usual}
+        return {"nodes": self.directory.state()}
 
     def restore_transport(self, saved: Mapping[str, Any]) -> None:
-        self._usual = saved["usual"]
         self.directory.restore(saved["nodes"])
 
     def arrays(self) -> ArrayRecord:
@@ -235,12 +228,7 @@ class Session(Driver):
         updates = self._updates(cohort, messages, waited, replies)
         norms = partial(self._reported_norms, replies) if self.report == "norms" else None
         population = len(self.directory.names)
-        try:
-            record, alarm = self.step(cohort.ids, updates, population=population, norms=norms)
-        except Outweighed as error:  # nothing was changed
-            client, reason = error.args
-            entry = {"id": client, "weight": 0.0, "loss": None, "sq_norm": None}
-            return TrainingResult(Record("skipped", reason, [{**entry, "rejected": reason}]))
+        record, alarm = self.step(cohort.ids, updates, population=population, norms=norms)
         contents: list[RecordDict] = []
         for client in record.clients:
             if "rejected" in client:
@@ -308,14 +296,11 @@ class Session(Driver):
         replies: dict[int, Reply],
     ) -> Iterator[Update | Failure]:
         """The cohort's updates, each let go before the next is pulled; `replies` gets the rest."""
-        weights: dict[int, float] = {}
         for k, client in enumerate(cohort.ids):
             message = next(messages)
             try:
                 metrics, _ = replies[client] = read(message, waited)
-                weight = weights[client] = weight_of(metrics, self.weight_key)
-                if reason := self._unusual(weight, self._usual):
-                    raise Unusable(reason)
+                weight = weight_of(metrics, self.weight_key)
                 if cohort.weights is not None:
                     weight = cohort.weights[k]
                 assert message is not None
@@ -326,19 +311,6 @@ class Session(Driver):
             model = message = None
             yield update
             del update
-        # In the first round the cohort is all there is to compare with.
-        median = statistics.median_high(weights.values()) if len(weights) > 2 else None
-        for client, weight in weights.items():
-            if self._usual is None and (reason := self._unusual(weight, median)):
-                self._usual = median
-                raise Outweighed(client, reason)
-
-    def _unusual(self, weight: float, usual: float | None) -> str | None:
-        """Why a weight is not accepted. Once a round has stepped, the server's guard decides."""
-        guard = self.server.guard
-        if self.server.round or not guard or not usual or weight <= guard.weight * usual:
-            return None
-        return f"weight {weight:.4g} is more than {guard.weight:g} times the median {usual:.4g}"
 
     def _reported_norms(
         self, replies: Mapping[int, Reply], update: Update | Failure

@@ -61,8 +61,6 @@ class Engine:
     report: Annotated[str, "updates, or norms: only sums are looked at"] = "updates"
     weighted_by: Annotated[str, "the metric that is a client's weight"] = "num-examples"
     min_clients: Annotated[int, "good replies that make a round"] = 1
-    guard_norm: Annotated[float, "times the usual norm that are too much"] = 100.0
-    guard_weight: Annotated[float, "times the usual weight that are too much"] = 10_000.0
 
     exact: ClassVar[bool] = False  # another one gives other results
     start = _elsewhere

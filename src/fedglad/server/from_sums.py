@@ -208,6 +208,7 @@ def _usual(intake: Intake, sums: Sums, weight: float, norm: float) -> float:
         raise Skipped("the unit of the weights is not a positive finite number")
     if sums.seen is not None:
         intake.limits.seen = {kind: [*values] for kind, values in sums.seen.items()}
+        intake.require_usual("weight", intake.limits.heaviest, "cut")
         return 1.0
     try:
         clip, _ = intake.limits.measure("norm", norm, max(1.0, intake.model_norm))

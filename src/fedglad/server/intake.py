@@ -151,8 +151,8 @@ class Intake:
                 self.add(self._judged(opened, self.accumulate(rows)))
                 del several, opened, rows  # nothing is kept while the next is made
             self.settle()
-            self._require_usual("weight", self.limits.heaviest, "cut")
-        self._require_usual("extra", EXTRA, "left out")
+            self.require_usual("weight", self.limits.heaviest, "cut")
+        self.require_usual("extra", EXTRA, "left out")
         self._require_enough()
         shares, factor = self.share([update.raw for update in self.accepted], self.unit)
         sq = np.array([update.sq for update in self.accepted])
@@ -257,7 +257,7 @@ class Intake:
             del update, sent, packed  # the memory they were sent in may be used again
         self._heed()
         self.settle()
-        self._require_usual("extra", EXTRA, "left out")
+        self.require_usual("extra", EXTRA, "left out")
         self._require_enough()
         kept = [cast(Tensor, update.tensors) for update in self.accepted]
         gram = Gram(layout, kept, max(update.norm for update in self.accepted))
@@ -505,7 +505,7 @@ class Intake:
             raise Rejected(f"{name} has values too large for a norm below 1e12")
         raise Rejected(f"{name} holds NaN or inf")
 
-    def _require_usual(self, kind: str, most: float, what: str) -> None:
+    def require_usual(self, kind: str, most: float, what: str) -> None:
         """In a first round nothing is known to judge an update by; afterwards it is too late."""
         if largest := self.limits.too_much(kind, most):
             raise Outweighed(

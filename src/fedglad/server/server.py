@@ -192,6 +192,8 @@ class Server:
         try:
             record = self._advance(intake, take_sums(sums, intake), population)
         except Skipped as reason:
+            if isinstance(reason, Outweighed):
+                self._limits = intake.limits.next()
             rejected = [entry["rejected"] for entry in entries if "rejected" in entry]
             why = f"; the first rejected: {rejected[0]}" if rejected else ""
             return Record("skipped", f"{reason}{why}", entries)

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from fedglad.adapters import Adapter
 from fedglad.clients.method import Plain
+from fedglad.core.guard import Guard
 from fedglad.filters import Filter
 from fedglad.optimizers import Optimizer
 from fedglad.records import Bundle, Failure, Round
@@ -43,6 +45,7 @@ class Parts:
     adapter: Adapter
     filter: Filter
     weighting: Samples
+    guard: Guard | None = None
     engine: Any  # settings with start(job)
     arithmetic: int = 1  # see Driver
 
@@ -71,6 +74,7 @@ class Simulation(Driver):
             filter=parts.filter,
             weighting=parts.sampler.weighting or parts.weighting,
             method=parts.client.server,
+            guard=_guard(parts),
             distances=parts.sampler.distances,
         )
         super().__init__(server, parts.sampler, parts.seed, client=parts.client, memories=memories)
@@ -144,6 +148,12 @@ def _weighted(t: int, groups: Updates, weights: tuple[float, ...] | None) -> Upd
                 group[k] = replace(update, weight=weights[place + k])
         place += len(group)
         yield group
+
+
+def _guard(parts: Parts) -> Guard | None:
+    """The run's guard. Weights that are part of a sampler are no client's claims."""
+    trusted = parts.guard and parts.sampler.own_weights
+    return replace(parts.guard, weight=math.inf) if trusted and parts.guard else parts.guard
 
 
 def _counts(pool: Pool) -> np.ndarray | None:
