@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from fedglad import Glad
+from fedglad import Glad, Guard
 from fedglad.clients.method import Plain
 from fedglad.core.layout import split
 from fedglad.filters import Filter
@@ -116,6 +116,7 @@ def simulated(sampler: Sampler, seed: int) -> tuple[list[list[int]], Any]:
         adapter=Glad(),
         filter=Filter(),
         weighting=Samples(),
+        guard=Guard(),
         engine=Engine(population, module),
     )
     with closing(Simulation(plan)) as simulation:

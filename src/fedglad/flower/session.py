@@ -19,6 +19,7 @@ from flwr.app import (
 )
 from flwr.serverapp import Grid
 
+from fedglad.core.guard import Guard
 from fedglad.core.layout import as_tensor
 from fedglad.flower import log
 from fedglad.flower.mods import NORMS
@@ -41,7 +42,7 @@ from fedglad.records import Failure, Record, Round, Update
 from fedglad.rng import stream
 from fedglad.samplers.base import Cohort, Pool, Sampler
 from fedglad.server.server import Server
-from fedglad.simulation.driver import Driver
+from fedglad.simulation.driver import Driver, guard_of
 from fedglad.weights import Samples
 
 
@@ -92,6 +93,7 @@ class Session(Driver):
                     f"initial_arrays: {name!r} holds NaN or inf, nothing can be learned"
                 )
         self.optimizer, self.weighting = optimizer, weighting or Samples()
+        server["guard"] = guard_of(server.get("guard", Guard()), sampler)
         made = Server(
             values,
             optimizer=optimizer.within(rounds) if rounds else optimizer,

@@ -252,8 +252,11 @@ class Intake:
                 update.extra.tensors = pack(layout, update.extra, self.base)
             update.buffers = {name: value.clone() for name, value in update.buffers.items()}
             sq = self.accumulate([packed])
-            if self.judge(update, sq[0], totals_sq(sq)[0], sent) and update.clip < 1:
-                packed.mul_(update.clip)
+            if self.judge(update, sq[0], totals_sq(sq)[0], sent):
+                if filter.keeps_updates:
+                    update.far = ""  # such a filter can do with it, and may count on it
+                if update.clip < 1:
+                    packed.mul_(update.clip)
             del update, sent, packed  # the memory they were sent in may be used again
         self._heed()
         self.settle()

@@ -1,6 +1,8 @@
 """What every federation does in a round, whoever carries the models to the clients and back."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -8,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedglad.clients.method import Plain
+from fedglad.core.guard import Guard
 from fedglad.core.layout import as_tensor
 from fedglad.core.memory import Memories
 from fedglad.records import Bundle, Failure, Record, Several, Update
@@ -22,6 +25,11 @@ Arrival = Update | Failure | Several | Bundle
 
 Norms = Callable[[Update | Failure], list[float] | None]
 """The squared norms that a client reports with its update, one a tensor."""
+
+
+def guard_of(guard: Guard | None, sampler: Sampler) -> Guard | None:
+    """A run's guard: weights that are part of a sampler are no client's claims."""
+    return replace(guard, weight=math.inf) if guard and sampler.own_weights else guard
 
 
 class Driver:

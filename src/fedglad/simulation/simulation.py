@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from fedglad.optimizers import Optimizer
 from fedglad.records import Bundle, Failure, Round
 from fedglad.samplers.base import Pool, Sampler
 from fedglad.server.server import Server
-from fedglad.simulation.driver import Driver
+from fedglad.simulation.driver import Driver, guard_of
 from fedglad.simulation.engines.base import Engine, Federation, Job, Updates
 from fedglad.weights import Samples
 
@@ -74,7 +73,7 @@ class Simulation(Driver):
             filter=parts.filter,
             weighting=parts.sampler.weighting or parts.weighting,
             method=parts.client.server,
-            guard=_guard(parts),
+            guard=guard_of(parts.guard, parts.sampler),
             distances=parts.sampler.distances,
         )
         super().__init__(server, parts.sampler, parts.seed, client=parts.client, memories=memories)
@@ -148,12 +147,6 @@ def _weighted(t: int, groups: Updates, weights: tuple[float, ...] | None) -> Upd
                 group[k] = replace(update, weight=weights[place + k])
         place += len(group)
         yield group
-
-
-def _guard(parts: Parts) -> Guard | None:
-    """The run's guard. Weights that are part of a sampler are no client's claims."""
-    trusted = parts.guard and parts.sampler.own_weights
-    return replace(parts.guard, weight=math.inf) if trusted and parts.guard else parts.guard
 
 
 def _counts(pool: Pool) -> np.ndarray | None:
