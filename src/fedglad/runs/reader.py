@@ -174,10 +174,8 @@ class Run:
 
     def lines(self) -> Lines:
         """The lines of rounds.jsonl in one reading, and where they end; none if it is not there."""
-        try:
-            data = (self.folder / "rounds.jsonl").read_bytes()
-        except (FileNotFoundError, IsADirectoryError):
-            return Lines([], [])
+        path = self.folder / "rounds.jsonl"
+        data = path.read_bytes() if path.is_file() else b""  # a pipe would keep us waiting for ever
         records, raw, chain = list[Any](), list[bytes](), Chain()
         lines = data.removesuffix(b"\n").split(b"\n") if data else []
         for place, line in enumerate(lines, start=1):

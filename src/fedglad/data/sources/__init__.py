@@ -51,6 +51,7 @@ class File:
     name: str
     checksum: str = ""  # "md5:…" or "sha256:…"; empty if none is published
     size: int | None = None
+    most: int = 0  # where the size is not published: more bytes are not downloaded
     other_names: Sequence[str] = ()
     members: Sequence[str] = ()  # the wanted ones by their full paths; a .gz or .xz has one
     convert: Callable[[Path], None] | None = None  # makes the raw files where the members lie
