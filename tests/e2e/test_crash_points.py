@@ -1,4 +1,4 @@
-"""A run that is struck at a numbered point of its work on the disk ends, resumed, with the same bits.
+"""A run that is struck at any numbered point of its writing ends, resumed, with the same bits.
 
 `crashpoints.c` is compiled and preloaded into a process that has everything imported. It forks a
 child for each point; the child arms the library and is `fedglad run`. At the point the process is

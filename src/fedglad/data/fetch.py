@@ -18,14 +18,13 @@ from urllib.request import Request, build_opener, getproxies, proxy_bypass
 
 from fedglad.data import packages
 from fedglad.data.archives import unpack
-from fedglad.data.sources import DataError, File, Place, Progress, Recipe, Work
+from fedglad.data.sources import LARGEST, DataError, File, Place, Progress, Recipe, Work
 
 TIMEOUT = 20.0  # seconds without a byte
 CONNECT = 5.0  # seconds until a server answers
 TRIES = 5  # times that a broken download goes on by itself, each from where it broke
 CHUNK = 1 << 20
 SLACK = 1 << 20  # bytes: an archive of files that are packed already is a little larger than they
-LARGEST = 2 << 30  # bytes of a file whose size nobody has said
 ENTRIES = 100_000  # of a folder's tree that are looked at
 VIA = ("folder", "web", "npm", "pip")
 VARIABLE = "FEDGLAD_DATA"

@@ -13,12 +13,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from fedglad.data.sources import DataError, Work
+from fedglad.data.sources import LARGEST, DataError, Work
 
 TIMEOUT = 20.0  # seconds without a byte
 
 
-def npm(package: str, work: Work, most: int) -> Path:
+def npm(package: str, work: Work, most: int = LARGEST) -> Path:
     """The archive of a package in the registry that npm is set up for."""
     program = shutil.which("npm")
     if program is None:
@@ -30,7 +30,7 @@ def npm(package: str, work: Work, most: int) -> Path:
     return _run(command, "npm pack", r"npm (?:error|ERR!)", "*.tgz", work.scratch, most)
 
 
-def pip(package: str, work: Work, most: int) -> Path:
+def pip(package: str, work: Work, most: int = LARGEST) -> Path:
     """The wheel of a package in the index that this Python's pip is set up for."""
     if importlib.util.find_spec("pip") is None:
         raise DataError(f"pip is not installed for {sys.executable}")
@@ -42,7 +42,7 @@ def pip(package: str, work: Work, most: int) -> Path:
 
 
 def _run(
-    command: list[str], what: str, complaint: str, wanted: str, scratch: Path, most: int
+    command: list[str], what: str, complaint: str, wanted: str, scratch: Path, most: int = LARGEST
 ) -> Path:
     """Runs a package client in a new folder; returns the archive that it leaves there.
 

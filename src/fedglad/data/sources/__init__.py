@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+LARGEST = 2 << 30  # bytes of a file whose size nobody has published: more are not downloaded
+
 
 class DataError(ValueError):
     """A data set that cannot be had or stored; the message says why and what to do."""
