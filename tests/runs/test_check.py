@@ -17,7 +17,7 @@ from fedglad.analysis.recording import ReplayError
 from fedglad.analysis.recording import read as read_record
 from fedglad.cli import app
 from fedglad.config.schema import Config, load
-from fedglad.core import checksums
+from fedglad.core import checkpoint, checksums
 from fedglad.runs import Run, RunError, check, execute
 from tests.runs.test_runs import stopped
 
@@ -256,6 +256,23 @@ def test_a_memory_that_is_lost_is_said_and_changes_no_result(
         assert lost[1] == "going on after round 2"
         assert outcome(folder) == outcome(made["scaffold"])
         shutil.rmtree(folder)
+
+
+def test_a_memory_that_no_checkpoint_names_is_not_used(
+    copy: Callable[[str], Path], made: dict[str, Path]
+):
+    folder = copy("scaffold-cut")
+    saved = json.loads((folder / "checkpoints" / "000004.json").read_text())["memories"]
+    pairs = [(k, int(version)) for version, some in saved["memories"].items() for k in some]
+    client, version = min(pairs, key=lambda pair: pair[1])
+    shelf = folder / "memories" / "000000"
+    tensors, _ = checkpoint.read(newest(folder)[0])
+    for more in range(version + 1, 5):  # as if it had taken part later
+        path = shelf / f"{client}.{more}.safetensors"
+        checkpoint.write(path, tensors, {"client": client, "after": more})
+    assert version < 4
+    resumed(folder, SCAFFOLD)
+    assert outcome(folder) == outcome(made["scaffold"])
 
 
 def test_what_all_checkpoints_need_is_lost_and_the_run_starts_again(

@@ -109,13 +109,16 @@ class Memories:
         more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         return f"{wrong[0]}{more}" if wrong else ""
 
-    def restore(self, t: int) -> None:
-        """Goes back to the memories as they were after t rounds."""
+    def restore(self, t: int, needed: Mapping[str, Sequence[int]] | None = None) -> None:
+        """Goes back to the memories as they were after t rounds: those needed, where that is known,
+        and what was before them."""
         self._versions, self._fresh, self._several = {}, {}, set()
         self._settled = self._saved = t
+        newest = None if needed is None else dict(as_pairs(needed))
         for path in self.folder.glob("*/*"):
             match = _FILE.fullmatch(path.name)
-            if match and int(match[2]) <= t:
+            last = t if newest is None or not match else newest.get(int(match[1]), 0)
+            if match and int(match[2]) <= last:
                 self._note(int(match[1]), int(match[2]))
             elif match or _PROPOSAL.fullmatch(path.name):
                 path.unlink()

@@ -46,10 +46,16 @@ def restore(
     tensors_only = (p for p in folder.glob("*.safetensors") if not p.with_suffix(".json").exists())
     for left in [*files.leftovers(run.folder), *files.leftovers(folder), *tensors_only]:
         left.unlink()  # by a run that was killed
-    lines, lost, lacking = run.lines(), list[str](), ""
+
+    def say(lost: str) -> None:
+        logging.getLogger("fedglad").warning("%s", lost)
+        if on_lost:
+            on_lost(lost)
+
+    lines, lacking, memories = run.lines(), "", dict[str, Any]()
     records = objects(lines.records)
-    paths = sorted(folder.glob("*.json"), reverse=True)
-    for path in paths:
+    paths = _checkpoints(folder)
+    for path in reversed(paths):
         try:
             saved = _read(path)
             if len(records) < saved["round"]:
@@ -74,7 +80,7 @@ def restore(
         except checkpoint.OtherModel as error:  # the code of a user's model was changed
             raise RunError(f"{run.folder} cannot be continued: {error}; {way_out}") from None
         except (ValueError, OSError, LookupError, TypeError, AttributeError) as error:
-            lost.append(f"checkpoint {path.name} is not usable: {error}")
+            say(f"checkpoint {path.name} is not usable: {error}")
     else:
         if lacking:
             raise RunError(f"{run.folder}: {lacking}, so it lacks rounds: {way_out}")
@@ -82,20 +88,22 @@ def restore(
             raise RunError(
                 f"{run.folder}: none of its checkpoints can be used (log.txt); {way_out}"
             )
-    if lost:
-        lost.append(f"going on after round {driver.t}" if driver.t else "going on from the start")
-    for sentence in lost:
-        logging.getLogger("fedglad").warning("%s", sentence)
-        if on_lost:
-            on_lost(sentence)
+    if paths and driver.t < int(paths[-1].stem):
+        say(f"going on after round {driver.t}" if driver.t else "going on from the start")
+    places = {store: place for place, store in _places(run.folder, driver).items()}
     for store in driver.stores:
-        store.restore(driver.t)
+        store.restore(driver.t, memories.get(places.get(store, "")) if driver.t else None)
     text = b"".join(line + b"\n" for line in lines.raw[: driver.t])
     files.write_text(run.folder / "rounds.jsonl", text.decode("utf-8", "replace"))
     for path in paths:  # those that are not usable: else they would count among those to be kept
         if int(path.stem) > driver.t:
             path.unlink()
             path.with_suffix(".safetensors").unlink(missing_ok=True)
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """The small files of all checkpoints, the oldest first."""
+    return sorted(path for path in folder.glob("*.json") if path.stem.isdecimal())
 
 
 def _places(folder: Path, driver: Driver) -> dict[str, Memories]:
@@ -151,7 +159,7 @@ def save(folder: Path, driver: Driver, records: Records) -> None:
         state["memories"] = {place: store.needed() for place, store in places.items()}
     state["tensors"] = checkpoint.checksum(path.with_suffix(".safetensors"))
     files.write_text(path.with_suffix(".json"), checksums.json_with_crc(json.dumps(state)))
-    *old, oldest = sorted(folder.glob("*.json"))[: -KEPT + 1] or [path]
+    *old, oldest = _checkpoints(folder)[: -KEPT + 1] or [path]
     for past in old:
         past.unlink()
         past.with_suffix(".safetensors").unlink(missing_ok=True)
