@@ -912,13 +912,13 @@ def test_a_run_that_is_resumed_meanwhile_is_read_at_one_moment(
     recorded: Path, monkeypatch: pytest.MonkeyPatch
 ):
     opened: list[str] = []
-    plain = Path.read_text
+    plain = Path.read_bytes
 
-    def counted(path: Path, *args: Any, **more: Any) -> str:
+    def counted(path: Path) -> bytes:
         opened.append(path.name)
-        return plain(path, *args, **more)
+        return plain(path)
 
-    monkeypatch.setattr(Path, "read_text", counted)
+    monkeypatch.setattr(Path, "read_bytes", counted)
     assert replay(recorded, Glad()).exact
     assert opened.count("rounds.jsonl") == 1
 

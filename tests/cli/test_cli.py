@@ -21,6 +21,7 @@ from fedglad.cli.progress import clipped, round_line
 from fedglad.config.schema import PRESETS, REGISTRIES, load
 from fedglad.data import partition
 from fedglad.records import Record, Round, Statistics
+from fedglad.runs import Run
 from fedglad.studies.paper.experiments import EXPERIMENTS
 
 QUICK = [
@@ -215,9 +216,9 @@ def test_a_warning_if_half_of_the_rounds_were_skipped(tmp_path: Path, skipped: i
     args = ["run", "digits", *QUICK, "--out", str(tmp_path / "run")]
     assert call(*args).exit_code == 0
     summary = tmp_path / "run" / "summary.json"
-    summary.write_text(json.dumps({**json.loads(summary.read_text()), "skipped": skipped}))
-    rounds = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
-    told = [json.loads(line) for line in rounds]
+    written = Run(tmp_path / "run").summary or {}
+    summary.write_text(json.dumps({**written, "skipped": skipped}))
+    told = Run(tmp_path / "run").rounds()
     for k, found in enumerate(told[:skipped]):
         found |= {"status": "skipped", "reason": f"reason {k}"}
     text = "".join(f"{json.dumps(found)}\n" for found in told)

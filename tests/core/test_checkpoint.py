@@ -258,6 +258,27 @@ EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "no tensors": lambda state: state.pop("tensors"),
     "no baseline": lambda state: state["adapter"]["state"].clear(),
     "a short baseline": lambda state: state["adapter"]["state"].update(baseline=[1.0]),
+    "a baseline of texts": lambda state: state["adapter"]["state"].update(
+        baseline=["x"] * len(state["adapter"]["state"]["baseline"])
+    ),
+    "a round that is none": lambda state: state.update(round="3"),
+    "a round before the first": lambda state: state.update(round=-1),
+    "a round without end": lambda state: state.update(round=10**400),
+    "a gate of another form": lambda state: state.update(gate=[1.0]),
+    "a gate with more": lambda state: state["gate"].update(more=[1.0]),
+    "a gate of texts": lambda state: state["gate"].update(norms=["x"]),
+    "a gate that no float holds": lambda state: state["gate"].update(norms=[10**400]),
+    "no class": lambda state: state["optimizer"].pop("class"),
+    "an optimizer that is a text": lambda state: state.update(optimizer="Momentum"),
+    "no groups": lambda state: state["adapter"].pop("groups"),
+    "no adapter's state": lambda state: state["adapter"].pop("state"),
+    "no weighting's state": lambda state: state["weighting"].pop("state"),
+    "a weighting's state of texts": lambda state: state["weighting"].update(state={"a": "b"}),
+    "a layout of numbers": lambda state: state.update(layout=[1, 2, 3]),
+    "a layout without shapes": lambda state: state.update(layout=[["w"]]),
+    "tensors that are none": put("slots/m/linear.bias", [1.0]),
+    "a list of tensors": lambda state: state.update(tensors=[1.0]),
+    "a method without a name": put("method/", torch.ones(3)),
 }
 
 
@@ -285,6 +306,56 @@ def test_what_a_file_cannot_hold_is_asked_for_again(role: str, given_again: Any,
     with pytest.raises(CheckpointError, match=f"an own {role} .*{way_out}"):
         Server.load(path, MODEL)
     assert bits(Server.load(path, MODEL, **{role: given_again})) == bits(server)
+
+
+META: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "no optimizer": lambda meta: meta.pop("optimizer"),
+    "no settings": lambda meta: meta["adapter"].pop("settings"),
+    "an unknown name": lambda meta: meta["adapter"]["settings"].update(name="evil"),
+    "a name that is none": lambda meta: meta["adapter"]["settings"].update(name=[1]),
+    "an unknown setting": lambda meta: meta["optimizer"]["settings"].update(evil=1),
+    "a rate that is a text": lambda meta: meta["optimizer"]["settings"].update(lr="x"),
+    "a rate below 0": lambda meta: meta["optimizer"]["settings"].update(lr=-1.0),
+    "no guard": lambda meta: meta.pop("guard"),
+    "a guard of another form": lambda meta: meta.update(guard=[1]),
+    "a guard of texts": lambda meta: meta.update(guard={"norm": "x", "weight": "y"}),
+    "nobody is needed": lambda meta: meta.update(min_clients=0),
+    "clients that are none": lambda meta: meta.update(min_clients="many"),
+    "no layout": lambda meta: meta.pop("layout"),
+    "a layout of numbers": lambda meta: meta.update(layout=[1, 2]),
+    "buffers that are lists": lambda meta: meta.update(layout=[[[1], [2], "f", "buffer"]]),
+    "no version": lambda meta: meta.pop("version"),
+    "no gate": lambda meta: meta.pop("gate"),
+    "no round": lambda meta: meta.pop("round"),
+}
+
+
+@pytest.mark.parametrize("name", META)
+def test_a_crafted_file_with_the_right_checksum_is_refused_as_a_checkpoint(name: str, saved: Path):
+    tensors, meta = checkpoint.read(saved)
+    META[name](meta)
+    checkpoint.write(saved, tensors, meta)
+    with pytest.raises(CheckpointError):
+        Server.load(saved, small_model())
+
+
+def test_a_crafted_file_that_is_not_an_object_is_refused(saved: Path):
+    tensors, _ = checkpoint.read(saved)
+    for meta in ([], 3, "x", None, [[]]):
+        checkpoint.write(saved, tensors, meta)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(CheckpointError):
+            Server.load(saved, small_model())
+    header = {"fedglad": "[" * 100_000, "crc32": "0"}
+    save_file(tensors, saved, metadata=header)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        Server.load(saved, small_model())
+
+
+@pytest.mark.parametrize("length", [2**63, 2**40, 100_000_001, 9])
+def test_a_header_of_an_absurd_length_is_refused(length: int, saved: Path):
+    saved.write_bytes(length.to_bytes(8, "little") + saved.read_bytes()[8:])
+    with pytest.raises(CheckpointError, match="is damaged"):
+        Server.load(saved, small_model())
 
 
 # --- damaged files ---

@@ -26,7 +26,7 @@ from data_support import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedglad.data import fetch
+from fedglad.data import fetch, packages
 from fedglad.data.fetch import Work
 from fedglad.data.sources import DataError, File, Place, Recipe
 
@@ -96,6 +96,35 @@ def test_what_is_served_under_a_wrong_checksum_is_thrown_away(server: Server, wo
     assert f"{NAME} has the wrong checksum: md5 {found}, expected {expected}" in message
     assert server.asked == [None]  # the same bytes are not asked for twice
     assert not list(work.downloads.iterdir())
+
+
+@pytest.mark.parametrize("announce", [True, False])
+def test_more_bytes_than_there_should_be_are_not_taken(
+    server: Server, work: Work, announce: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """A server that never stops would fill the disk, before any checksum is compared."""
+    monkeypatch.setattr(fetch, "SLACK", 1000)
+    monkeypatch.setattr(fetch, "CHUNK", 10_000)
+    server.files[NAME], server.announce = bytes(50 * SIZE), announce
+    message = fails(recipe(web(server.address)), work)
+    assert f"{NAME} was stopped: " in message
+    assert f"bytes, and it should have {SIZE + 1000:,} at most" in message
+    assert told(work).done <= SIZE + 1000
+    assert not list(work.downloads.iterdir())
+
+
+def test_how_much_is_taken_at_most():
+    """The size, else the sum of what it holds and a little more, else what is said, else 2 GiB."""
+    raw = (File(name="a", size=100, checksum="md5:0"), File(name="b", checksum="md5:0"))
+    made = recipe(files=raw)
+
+    def most(pack: File) -> int:
+        return fetch._most(pack, made)  # pyright: ignore[reportPrivateUsage]
+
+    assert most(File(name="a.gz", size=7, members=("a",))) == 7
+    assert most(File(name="a.gz", members=("x/a",))) == 100 + fetch.SLACK
+    assert most(File(name="both.tgz", members=("a", "b"))) == 2 << 30
+    assert most(File(name="both.tgz", most=500, members=("a", "b"))) == 500
 
 
 def test_a_login_page_in_place_of_the_file_is_no_data(server: Server, work: Work):
@@ -483,6 +512,16 @@ def test_ways_that_do_not_go_together(work: Work, options: dict[str, Path | str]
 def program(folder: Path, script: str) -> None:
     (folder / "npm").write_text(f"#!/bin/sh\n{script}\n")
     (folder / "npm").chmod(0o755)
+
+
+def test_a_package_client_writes_no_more_than_it_should(
+    tmp_path: Path, work: Work, monkeypatch: pytest.MonkeyPatch
+):
+    program(tmp_path, "head -c 5000000 /dev/zero > made.tgz")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(DataError, match="npm pack failed"):
+        packages.npm("endless@1.0.0", work, 1_000_000)
+    assert packages.npm("endless@1.0.0", work, 6_000_000).stat().st_size == 5_000_000
 
 
 def test_what_npm_complains_of_is_passed_on(

@@ -443,3 +443,39 @@ def test_if_the_first_of_two_is_killed_the_second_takes_over(server: Server, cac
             assert second.communicate(timeout=60)[0] == "True\n"
     assert server.asked == [None, "bytes=100000-"]
     is_whole(cache)
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_set_that_is_replaced_is_never_lost(
+    cache: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, at: int
+):
+    """Killed before the first or the second of the two renames, or between them and the end."""
+    store.get("tiny", folder=folder)
+    before = {name: array.copy() for name, array in store.load("tiny").items()}
+    plain, count = Path.rename, 0
+
+    def rename(path: Path, target: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == at:
+            os._exit(9)
+        return plain(path, target)
+
+    if (child := os.fork()) == 0:
+        monkeypatch.setattr(Path, "rename", rename)
+        store.get("tiny", folder=folder, force=True)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    shutil.rmtree(folder)  # there is nothing to fetch it from
+    found = store.load("tiny")
+    assert found.keys() == before.keys()
+    assert all(np.array_equal(found[name], before[name]) for name in before)
+    assert store.check("tiny") == []
+    assert not list((cache / "tiny").glob("old.*"))
+
+
+def test_what_was_replaced_is_removed_by_the_next(cache: Path, folder: Path):
+    store.get("tiny", folder=folder)
+    shutil.copytree(cache / "tiny" / "v1", cache / "tiny" / "old.v1")  # killed while it was removed
+    store.get("tiny", folder=folder, force=True)
+    assert sorted(path.name for path in (cache / "tiny").iterdir()) == ["lock", "v1"]

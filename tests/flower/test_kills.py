@@ -1,6 +1,5 @@
 """Real processes that hang, die and are killed: rounds go on, and a run goes on where it was."""
 
-import json
 import os
 import signal
 import time
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from fedglad.core import checkpoint
+from fedglad.runs import Run
 from tests.flower.deployment import Federation, Program
 
 APP = Path(__file__).parent / "apps" / "faulty"
@@ -19,8 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 def rounds(out: Path) -> list[dict[str, Any]]:
-    path = out / "rounds.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    return Run(out).rounds()
 
 
 def until(happened: Callable[[], bool], watched: Program, seconds: float = 120) -> None:

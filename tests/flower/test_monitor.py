@@ -28,6 +28,7 @@ from flwr.serverapp.strategy import (
 from fedglad import Glad
 from fedglad.adapters import Fixed
 from fedglad.flower import Monitor
+from fedglad.runs import Run
 
 from .grid import (
     Linear,
@@ -252,7 +253,7 @@ def test_its_folder_is_that_of_a_run(tmp_path: Path):
     folder = tmp_path / "watched"
     monitor = Monitor(FedAvg(), checkpoint_dir=folder)
     run(monitor, clients(4), evaluate_fn=evaluate)
-    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    lines = Run(folder).rounds()
     assert facts(lines) == facts(json.loads(json.dumps(monitor.records)))
     assert [told["test_accuracy"] for told in lines] == pytest.approx([0.51, 0.52, 0.53])
     assert json.loads((folder / "summary.json").read_text())["rounds"] == 3

@@ -20,6 +20,7 @@ from fedglad.analysis.comparison import compare
 from fedglad.cli import app
 from fedglad.flower import FedGLAD
 from fedglad.optimizers import SGD, Adam, Momentum, Yogi
+from fedglad.runs import Run
 from fedglad.samplers.adafl import AdaFL
 from fedglad.samplers.clustered import Clustered
 from fedglad.samplers.md import MD
@@ -91,8 +92,7 @@ def play(
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    text = (folder / "rounds.jsonl").read_text()
-    return facts(json.loads(line) for line in text.splitlines())
+    return facts(Run(folder).rounds())
 
 
 def as_json(told: list[dict[str, Any]]) -> Any:

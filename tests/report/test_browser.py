@@ -19,7 +19,7 @@ from fedglad.config.schema import load
 from fedglad.report.figures import payload
 from fedglad.report.page import write
 from fedglad.report.watch import serve
-from fedglad.runs import execute
+from fedglad.runs import Run, execute
 from fedglad.trust import Alarm
 
 from .browser import Opened, opened, started
@@ -59,7 +59,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    return Run(folder).rounds()
 
 
 def rewritten(

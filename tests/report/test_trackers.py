@@ -31,7 +31,7 @@ from fedglad.report.trackers import (
     track,
 )
 from fedglad.report.trackers.names import Names, hyperparameters, scalars, summary_scalars
-from fedglad.runs import execute
+from fedglad.runs import Run, execute
 from fedglad.trust import Alarm
 from tests.report import made
 
@@ -153,7 +153,7 @@ READ: dict[str, Callable[[Path, str], list[Found]]] = {
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    return Run(folder).rounds()
 
 
 def expected(folder: Path) -> dict[str, dict[int, float]]:

@@ -1,6 +1,7 @@
 """What clients remember: committed with the run or not at all, and on the disk."""
 
 import errno
+import json
 import math
 import multiprocessing
 import os
@@ -496,6 +497,10 @@ def test_the_memories_make_a_difference(tmp_path: Path, references: dict[int, tu
     execute("digits", quick(2), out=tmp_path / "run")
     stopped(tmp_path / "cut", 5, quick(2))
     shutil.rmtree(tmp_path / "cut" / "memories")
+    for path in (tmp_path / "cut" / "checkpoints").glob("*.json"):
+        saved = json.loads(path.read_text())
+        del saved["memories"], saved["crc"]  # else they would be missed
+        path.write_text(json.dumps(saved))
     execute("digits", quick(2), out=tmp_path / "cut", resume=True)
     assert result(tmp_path / "run") == references[2]
     assert outcome(tmp_path / "cut")[1] != references[2][1]

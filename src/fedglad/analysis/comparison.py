@@ -20,7 +20,8 @@ from fedglad.analysis.grouping import (
 from fedglad.analysis.statistics import Stability, interval, spread, stability
 from fedglad.config.presets import shortened
 from fedglad.runs.line import number
-from fedglad.runs.reader import Run, RunError, run_folders
+from fedglad.runs.reader import CHANGED, Lines, Run, RunError, objects, run_folders, skipped_of
+from fedglad.runs.summary import disagreement, figures
 
 METRIC, FINAL = "last10_accuracy", "final_accuracy"
 CURVES = {"accuracy": "test_accuracy", "gsi": "gsi_all"}
@@ -161,19 +162,40 @@ def _read(folders: Iterable[Path]) -> tuple[list[Entry], list[str]]:
             rounds = f"{len(run.rounds())} of {config.get('rounds', '?')} rounds"
             notes.append(f"{run.folder} is left out: unfinished, {rounds}")
             continue
-        records, adapter = run.rounds(), config.get("adapter", {})
-        # Whole records of many runs would fill the memory.
-        curves = {name: series(records, key) for name, key in CURVES.items()} if records else None
+        lines, adapter = run.lines(), config.get("adapter", {})
+        records = objects(lines.records)
+        summary, doubts = _believed(run, config, summary, lines, records)
+        notes += [f"{run.folder}: {doubt}" for doubt in doubts]
+        curves = None
+        if records and not lines.damage:  # whole records of many runs would fill the memory
+            curves = {name: series(records, key) for name, key in CURVES.items()}
         controls = [(rule, adapter["value"]) for rule in run.rules(adapter)]
         for rule, factor in controls or [(None, None)]:
             settings = settings_of(config, summary, rule)
             seed = pop_seed(settings)
             entries.append(Entry(run.folder, settings, seed, summary, curves, factor))
-        if run.skipped:
-            notes.append(f"{run.folder}: {run.skipped}")
+        if skipped := skipped_of(summary, records):
+            notes.append(f"{run.folder}: {skipped}")
     if not entries:
         raise CompareError("; ".join(["there is no finished run to compare", *notes]))
     return entries, notes
+
+
+def _believed(
+    run: Run,
+    config: Mapping[str, Any],
+    summary: dict[str, Any],
+    lines: Lines,
+    records: list[dict[str, Any]],
+) -> tuple[dict[str, Any], list[str]]:
+    """The summary, by the rounds where all of them are there; and what is not as it was written."""
+    doubts = [CHANGED] if run.config_changed else []
+    if lines.damage:
+        doubts.append(f"{lines.damage}; what follows is not read, and the summary counts")
+    elif len(records) == config.get("rounds") and (wrong := disagreement(summary, records)):
+        doubts.append(f"{wrong}: the rounds count")
+        summary = {**summary, **figures(records)}
+    return summary, doubts
 
 
 def _group(

@@ -21,7 +21,7 @@ from fedglad.adapters import Adapter, Groups
 from fedglad.config.schema import REGISTRIES, load
 from fedglad.records import Round, Statistics, weights_of
 from fedglad.runs.control import built_sizes
-from fedglad.runs.reader import Run, RunError
+from fedglad.runs.reader import CHANGED, Run, RunError
 
 SAMPLES = 10**6  # up to so many of the first client, ratios of numbers of samples come back whole
 FLOWER = "fedglad.flower.settings:Nodes"
@@ -107,12 +107,14 @@ def read(folder: str | PathLike[str], *, population: int | None = None) -> Recor
             "without config.toml it is not known whether the clients reported norms alone: if they "
             "did, the last digits of a factor may differ"
         )
+    if run.config_changed:
+        notes.append(CHANGED)
     if lines.cut_off:
         notes.append(f"the last line of rounds.jsonl is cut off: {len(records)} rounds are there")
     elif lines.damaged:
         raise ReplayError(
-            f"{run.folder}/rounds.jsonl is damaged: line {lines.damaged} is not JSON. A simulated "
-            "run can be run again; what comes before that line can be copied to another folder"
+            f"{run.folder}/{lines.damage}. A simulated run can be run again; what comes before "
+            "that line can be copied to another folder"
         )
     recorded = {n for record in objects if isinstance(n := record.get("population"), int)}
     known = max(recorded, default=None) or _population(run, config or {})

@@ -8,7 +8,10 @@ from typing import Annotated
 
 import typer
 
-VERBS = ("run", "config", "list", "sweep", "tune", "compare", "report", "watch", "replay", "track")
+VERBS = (
+    *("run", "config", "list", "sweep", "tune", "compare", "report", "watch", "replay", "track"),
+    "check",
+)
 GROUPS = ("data", "paper", "flower")
 
 app = typer.Typer(

@@ -34,7 +34,15 @@ def run(
         name, config = load_trusted(source, given(set_), trust_code=trust_code)
         fetch_for(config)
         with ShowRun(config.rounds, quiet=as_json) as show:
-            done = execute(name, config, out=out, resume=resume, force=force, on_round=show.round)
+            done = execute(
+                name,
+                config,
+                out=out,
+                resume=resume,
+                force=force,
+                on_round=show.round,
+                on_lost=warn,
+            )
     summary = done.summary
     assert summary is not None
     if as_json:
@@ -42,10 +50,14 @@ def run(
     else:
         if not show.seen:
             console.print(f"This run is finished already: {escape(str(done.folder))}")
+        last10, final = (
+            "not measured" if share is None else f"{100 * share:.2f} %"
+            for share in (summary["last10_accuracy"], summary["final_accuracy"])
+        )
         console.print(
-            f"Accuracy over the last 10 rounds [bold]{100 * summary['last10_accuracy']:.2f} %[/], "
-            f"final {100 * summary['final_accuracy']:.2f} %, {summary['rounds']} rounds in "
-            f"{summary['seconds']:.1f} s.\nRecords: {escape(str(done.folder))}",
+            f"Accuracy over the last 10 rounds [bold]{last10}[/], final {final}, "
+            f"{summary['rounds']} rounds in {summary['seconds']:.1f} s.\n"
+            f"Records: {escape(str(done.folder))}",
             soft_wrap=True,
         )
         if flagged := distrusted(done.rounds()):

@@ -1,17 +1,22 @@
 """A server's state on disk: one safetensors file with JSON in its header. Loading runs no code."""
 
+from __future__ import annotations
+
 import json
 import os
+import reprlib
 import zlib
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, cast
 
 from fedglad.core.files import replacing
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 VERSION = 1
 
@@ -57,7 +62,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         text = header.get("fedglad", "null")
         meta: Any = json.loads(text)
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged, use an earlier one: {error}") from error
     if "fedglad" not in header:
         raise CheckpointError(f"{path} is not a state saved by fedglad")
@@ -69,7 +74,52 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
     return tensors, meta
 
 
+def checksum(path: str | os.PathLike[str]) -> str:
+    """The checksum in the header of a saved state, of which nothing else is read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "np") as file:
+            return str((file.metadata() or {}).get("crc32"))
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged, use an earlier one: {error}") from error
+
+
+@contextmanager
+def reading(what: str) -> Generator[None]:
+    """While a state is taken apart that anybody may have made: whatever is missing in it, or of
+    another type, is a CheckpointError."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        missing = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise CheckpointError(f"{what} cannot be used: {missing}") from error
+
+
+def whole_number(value: Any) -> int:
+    """A number of rounds; raises for anything else."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:
+        raise ValueError(f"{reprlib.repr(value)} is not a number of rounds")
+    return value
+
+
+def numbers(values: Any) -> list[float]:
+    """A list of numbers that a float can hold; raises for anything else."""
+    if not isinstance(values, list):
+        raise TypeError(f"{reprlib.repr(values)} is not a list of numbers")
+    given = cast(list[Any], values)
+    for value in given:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise TypeError(f"{reprlib.repr(value)} is not a number")
+        float(value)
+    return [*given]
+
+
 def _crc32(tensors: dict[str, Tensor], text: str) -> int:
+    import torch
+
     crc = zlib.crc32(text.encode())
     for name in sorted(tensors):
         data = tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8)

@@ -9,18 +9,20 @@ checkpoint finds the memories of that moment.
 import re
 import shutil
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from fedglad.core import checkpoint, checksums, files
 
-from fedglad.core import checkpoint, files
+if TYPE_CHECKING:
+    from torch import Tensor
 
-Vectors = dict[str, Tensor]
+Vectors = dict[str, "Tensor"]
 
 SHELF = 1000  # clients whose files share a folder
 _FILE = re.compile(r"(\d+)\.(\d+)\.safetensors")
-_PROPOSAL = re.compile(r"\d+\.\d+\.proposal|\.\d+\.\d+\.proposal\.\d+\.tmp")
+_PROPOSAL = re.compile(r"\d+\.\d+\.proposal")
 
 
 class Memories:
@@ -41,7 +43,7 @@ class Memories:
     def read(self, client: int, version: int) -> Vectors:
         """A client's memory; empty for version 0. OSError if it cannot be read."""
         try:
-            return checkpoint.read(self._path(client, version))[0] if version else {}
+            return self._read(self._path(client, version), client, version) if version else {}
         except checkpoint.CheckpointError as error:
             raise OSError(str(error)) from error
 
@@ -50,11 +52,11 @@ class Memories:
         path = self._proposal(client, t)
         path.parent.mkdir(parents=True, exist_ok=True)
         copies = {name: vector.contiguous().clone() for name, vector in memory.items()}
-        checkpoint.write(path, copies, {}, sync=False)
+        checkpoint.write(path, copies, {"client": int(client), "after": t + 1}, sync=False)
 
     def proposed(self, client: int, t: int) -> Vectors:
         """What the client would remember of round t."""
-        return checkpoint.read(self._proposal(client, t))[0]
+        return self._read(self._proposal(client, t), client, t + 1)
 
     def settle(self, t: int, cohort: Collection[int], accepted: Collection[int]) -> None:
         """Makes the proposals of the accepted clients their memories, and drops the others."""
@@ -91,23 +93,51 @@ class Memories:
             if len(versions) == 1:
                 self._several.discard(client)
 
-    def restore(self, t: int) -> None:
-        """Goes back to the memories as they were after t rounds."""
+    def needed(self) -> dict[str, list[int]]:
+        """The clients that have a memory, by the round after which it was made: JSON types."""
+        clients: dict[str, list[int]] = {}
+        for client in sorted(self._versions):
+            clients.setdefault(str(self.version(client)), []).append(client)
+        return clients
+
+    def problem(self, needed: Mapping[str, Sequence[int]]) -> str:
+        """What is lost or damaged of these memories, all of them read; empty if nothing is."""
+        wrong: list[str] = []
+        for client, version in as_pairs(needed):
+            if reason := problem_of(self._path(client, version), client, version):
+                wrong.append(f"the memory of client {client} is {reason}")
+        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        return f"{wrong[0]}{more}" if wrong else ""
+
+    def restore(self, t: int, needed: Mapping[str, Sequence[int]] | None = None) -> None:
+        """Goes back to the memories as they were after t rounds: those needed, where that is known,
+        and what was before them."""
         self._versions, self._fresh, self._several = {}, {}, set()
         self._settled = self._saved = t
+        newest = None if needed is None else dict(as_pairs(needed))
         for path in self.folder.glob("*/*"):
             match = _FILE.fullmatch(path.name)
-            if match and int(match[2]) <= t:
+            last = t if newest is None or not match else newest.get(int(match[1]), 0)
+            if match and int(match[2]) <= last:
                 self._note(int(match[1]), int(match[2]))
             elif match or _PROPOSAL.fullmatch(path.name):
                 path.unlink()
         for versions in self._versions.values():
             versions.sort()
+        for shelf in self.folder.glob("*/"):
+            for left in files.leftovers(shelf):
+                left.unlink()
 
     def close(self) -> None:
         """Removes a temporary folder."""
         if self._temporary:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _read(self, path: Path, client: int, version: int) -> Vectors:
+        vectors, meta = checkpoint.read(path)
+        if not _is_of(meta, client, version):
+            raise checkpoint.CheckpointError(f"{path} is damaged: it is {_whose(meta)}")
+        return vectors
 
     def _note(self, client: int, version: int) -> None:
         versions = self._versions.setdefault(client, [])
@@ -116,7 +146,38 @@ class Memories:
             self._several.add(client)
 
     def _path(self, client: int, version: int) -> Path:
-        return self.folder / f"{client // SHELF:06d}" / f"{client}.{version}.safetensors"
+        return path_of(self.folder, client, version)
 
     def _proposal(self, client: int, t: int) -> Path:
         return self._path(client, t).with_suffix(".proposal")
+
+
+def as_pairs(needed: Mapping[str, Sequence[int]]) -> list[tuple[int, int]]:
+    """(client, round) of what `Memories.needed` gives; raises for anything else."""
+    pairs = [(client, int(version)) for version, some in needed.items() for client in some]
+    return [(checkpoint.whole_number(client), version) for client, version in pairs]
+
+
+def path_of(folder: Path, client: int, version: int) -> Path:
+    """Where a client's memory lies, of the round after which it is valid."""
+    return folder / f"{client // SHELF:06d}" / f"{client}.{version}.safetensors"
+
+
+def problem_of(path: Path, client: int, version: int) -> str:
+    """What is wrong with a memory, all of it read: "missing", or "damaged" and why; or empty."""
+    try:
+        meta, _ = checksums.verify_tensors(path)
+    except FileNotFoundError:
+        return "missing"
+    except (ValueError, OSError) as error:
+        return f"damaged: {error}"
+    return "" if _is_of(meta, client, version) else f"damaged: it is {_whose(meta)}"
+
+
+def _is_of(meta: Mapping[str, Any], client: int, version: int) -> bool:
+    """Whether it is the memory that it should be; those of earlier versions do not say."""
+    return not meta or (meta.get("client"), meta.get("after")) == (client, version)
+
+
+def _whose(meta: Mapping[str, Any]) -> str:
+    return f"that of client {meta.get('client')} after {meta.get('after')} rounds"

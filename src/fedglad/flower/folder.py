@@ -1,6 +1,5 @@
 """The folder of a run with Flower: the same files as the simulator's, and going on from them."""
 
-import json
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,13 +9,14 @@ from typing import Any
 
 from fedglad.config.schema import Config, ConfigError, load
 from fedglad.core import files
+from fedglad.core.checksums import toml_with_crc
 from fedglad.core.guard import NoGuard
 from fedglad.flower import log
 from fedglad.flower.session import Session
 from fedglad.flower.settings import Arrays, ClientApp, Engine, Nodes
 from fedglad.runs.checkpoints import restore, save
-from fedglad.runs.folder import Run, RunError, locked, make_folder
-from fedglad.runs.summary import summarise
+from fedglad.runs.folder import Records, Run, RunError, locked, make_folder
+from fedglad.runs.summary import write_summary
 
 WAY_OUT = "choose another checkpoint_dir, or remove this one"
 
@@ -45,16 +45,15 @@ def opened(
         _describe(run, session, rounds)
         if resumable:
             (folder / "checkpoints").mkdir(exist_ok=True)
-            restore(run, session, WAY_OUT, from_start=False)
+            restore(run, session, WAY_OUT, from_start=False, on_lost=log.only_in_flower)
         records = run.rounds()
         if records:
             log.info("Going on after round %d of %d in %s", len(records), rounds, folder)
-        with open(folder / "rounds.jsonl", "a", encoding="utf-8") as lines:
+        with Records(folder / "rounds.jsonl") as lines:
 
             def write(record: dict[str, Any]) -> None:
                 try:
-                    lines.write(json.dumps(record, allow_nan=False) + "\n")
-                    lines.flush()
+                    lines.write(record)
                     if resumable:
                         save(folder / "checkpoints", session, lines)
                 except OSError as error:
@@ -65,7 +64,7 @@ def opened(
 
             yield records, write
         if rounds:
-            files.write_text(folder / "summary.json", json.dumps(summarise(run.rounds()), indent=2))
+            write_summary(run)
 
 
 def _describe(run: Run, session: Session, rounds: int) -> None:
@@ -83,7 +82,7 @@ def _describe(run: Run, session: Session, rounds: int) -> None:
                 raise RunError(
                     f"{run.folder} holds a run with other settings (config.toml): {WAY_OUT}"
                 )
-        files.write_text(path, text)
+        files.write_text(path, toml_with_crc(text))
     except (TypeError, ConfigError) as error:
         log.warn("%s cannot say all settings of this run: %s", path, error)
 

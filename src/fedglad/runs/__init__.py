@@ -2,12 +2,14 @@
 
 >>> import tempfile, pathlib
 >>> from fedglad.config import load
->>> from fedglad.runs import Run, execute, tasks
+>>> from fedglad.runs import Run, check, execute, tasks
 >>> folder = pathlib.Path(tempfile.mkdtemp())
 >>> short = {"rounds": 2, "client.epochs": 1}
 >>> run = execute(*load("digits", short), out=folder / "one")  # a finished run is kept as it is
 >>> [line["status"] for line in Run(folder / "one").rounds()]
 ['stepped', 'stepped']
+>>> check(folder / "one").good  # every file is as it was written
+True
 >>> [task.label for task in tasks("digits", ["adapter.name=none,glad"], short, folder)]  # to sweep
 ['adapter.name=none', 'adapter.name=glad']
 
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING
 from fedglad.core.lazy import lazily
 
 if TYPE_CHECKING:
+    from fedglad.runs.checking import check as check
     from fedglad.runs.folder import Interrupted as Interrupted
     from fedglad.runs.reader import Run as Run
     from fedglad.runs.reader import RunError as RunError

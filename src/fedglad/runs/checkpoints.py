@@ -2,13 +2,15 @@
 
 import json
 import logging
-import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from fedglad.config.schema import FORMAT
-from fedglad.core import checkpoint, files
-from fedglad.runs.folder import Run, RunError
+from fedglad.core import checkpoint, checksums, files
+from fedglad.core.memory import Memories
+from fedglad.runs.folder import Records, Run, RunError
+from fedglad.runs.reader import objects
 from fedglad.simulation.driver import Driver
 from fedglad.trust import Alarm
 
@@ -26,49 +28,102 @@ def check_format(run: Run, saved: dict[str, Any], way_out: str = WAY_OUT) -> Non
         )
 
 
-def restore(run: Run, driver: Driver, way_out: str = WAY_OUT, *, from_start: bool = True) -> None:
-    """Goes back to the newest checkpoint that can be read, and cuts the records to it.
+def restore(
+    run: Run,
+    driver: Driver,
+    way_out: str = WAY_OUT,
+    *,
+    from_start: bool = True,
+    on_lost: Callable[[str], None] | None = None,
+) -> None:
+    """Goes back to the newest state that is whole, and cuts the records to it.
 
-    If there are checkpoints and none can be, to the start, or not at all.
+    That is a checkpoint with its tensors, the memories it needs and the records of its rounds; if
+    there are checkpoints and none is whole, the start, or none at all. `on_lost` is called with a
+    sentence on each that could not be used.
     """
     folder = run.folder / "checkpoints"
     tensors_only = (p for p in folder.glob("*.safetensors") if not p.with_suffix(".json").exists())
     for left in [*files.leftovers(run.folder), *files.leftovers(folder), *tensors_only]:
         left.unlink()  # by a run that was killed
-    records = run.rounds()
-    for path in sorted(folder.glob("*.json"), reverse=True):
+
+    def say(lost: str) -> None:
+        logging.getLogger("fedglad").warning("%s", lost)
+        if on_lost:
+            on_lost(lost)
+
+    lines, lacking, memories = run.lines(), "", dict[str, Any]()
+    records = objects(lines.records)
+    paths = _checkpoints(folder)
+    for path in reversed(paths):
         try:
-            saved = json.loads(path.read_text())
+            saved = _read(path)
+            if len(records) < saved["round"]:
+                lacking = lines.damage or f"rounds.jsonl has {len(records)} rounds"
+                raise checkpoint.CheckpointError(lacking)
             state = _present_form(saved, records)
+            memories = saved.get("memories", {})
+            for place, store in _places(run.folder, driver).items():
+                if problem := store.problem(memories.get(place, {})):
+                    raise checkpoint.CheckpointError(problem)
             tensors, meta = checkpoint.read(path.with_suffix(".safetensors"))
-            driver.server.load_state_dict({**meta, "tensors": tensors})
             check_format(run, saved, way_out)
+            if saved.get("arithmetic", 1) != driver.arithmetic:
+                raise RunError(
+                    f"{run.folder} was begun by another version of fedglad, which may have added "
+                    "up this model's sums in another order, to other bits: finish it with that "
+                    f"version, {way_out}"
+                )
+            driver.server.load_state_dict({**meta, "tensors": tensors})
+            driver.restore(state)
+            break
         except checkpoint.OtherModel as error:  # the code of a user's model was changed
             raise RunError(f"{run.folder} cannot be continued: {error}; {way_out}") from None
-        except (ValueError, OSError, KeyError, TypeError) as error:
-            logging.getLogger("fedglad").warning(
-                "checkpoint %s is not usable: %s", path.name, error
-            )
-            continue
-        if saved.get("arithmetic", 1) != driver.arithmetic:
-            raise RunError(
-                f"{run.folder} was begun by another version of fedglad, which may have added up "
-                "this model's sums in another order, to other bits: finish it with that version, "
-                f"{way_out}"
-            )
-        driver.restore(state)
-        break
+        except (ValueError, OSError, LookupError, TypeError, AttributeError) as error:
+            say(f"checkpoint {path.name} is not usable: {error}")
     else:
-        if not from_start and any(folder.glob("*.json")):
+        if lacking:
+            raise RunError(f"{run.folder}: {lacking}, so it lacks rounds: {way_out}")
+        if not from_start and paths:
             raise RunError(
                 f"{run.folder}: none of its checkpoints can be used (log.txt); {way_out}"
             )
+    if paths and driver.t < int(paths[-1].stem):
+        say(f"going on after round {driver.t}" if driver.t else "going on from the start")
+    places = {store: place for place, store in _places(run.folder, driver).items()}
     for store in driver.stores:
-        store.restore(driver.t)
-    if len(records) < driver.t:
-        raise RunError(f"{run.folder}/rounds.jsonl lacks rounds: {way_out}")
-    text = "".join(f"{json.dumps(record)}\n" for record in records[: driver.t])
-    files.write_text(run.folder / "rounds.jsonl", text)
+        store.restore(driver.t, memories.get(places.get(store, "")) if driver.t else None)
+    text = b"".join(line + b"\n" for line in lines.raw[: driver.t])
+    files.write_text(run.folder / "rounds.jsonl", text.decode("utf-8", "replace"))
+    for path in paths:  # those that are not usable: else they would count among those to be kept
+        if int(path.stem) > driver.t:
+            path.unlink()
+            path.with_suffix(".safetensors").unlink(missing_ok=True)
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """The small files of all checkpoints, the oldest first."""
+    return sorted(path for path in folder.glob("*.json") if path.stem.isdecimal())
+
+
+def _places(folder: Path, driver: Driver) -> dict[str, Memories]:
+    """What is remembered of clients in a run's folder, by where that is."""
+    inside = [store for store in driver.stores if store.folder.is_relative_to(folder)]
+    return {store.folder.relative_to(folder).as_posix(): store for store in inside}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A checkpoint's small file; raises if it is damaged, or its tensors are of another one."""
+    data = path.read_bytes()
+    saved = json.loads(data.decode("utf-8"))
+    if checksums.verify(data) == "damaged":
+        raise checkpoint.CheckpointError("its checksum does not match")
+    if checkpoint.whole_number(saved["round"]) != int(path.stem):
+        raise checkpoint.CheckpointError(f"it is that of round {saved['round']}")
+    tensors = saved.get("tensors")
+    if tensors is not None and tensors != checkpoint.checksum(path.with_suffix(".safetensors")):
+        raise checkpoint.CheckpointError("its tensors are those of another checkpoint")
+    return saved
 
 
 def _present_form(saved: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, Any]:
@@ -92,16 +147,19 @@ def _present_form(saved: dict[str, Any], records: list[dict[str, Any]]) -> dict[
     return {"round": t, "sampler": sampler, "alarm": alarm, "transport": transport}
 
 
-def save(folder: Path, driver: Driver, records: TextIO) -> None:
+def save(folder: Path, driver: Driver, records: Records) -> None:
     """The records first, then the tensors, last the small file that makes them a checkpoint."""
-    os.fsync(records.fileno())
+    records.sync()
     for store in driver.stores:
         store.sync()
     path = folder / f"{driver.t:06d}"
     driver.server.save(path.with_suffix(".safetensors"))
     state = {"format": FORMAT, **driver.state()}
-    files.write_text(path.with_suffix(".json"), json.dumps(state))
-    *old, oldest = sorted(folder.glob("*.json"))[: -KEPT + 1] or [path]
+    if places := _places(folder.parent, driver):
+        state["memories"] = {place: store.needed() for place, store in places.items()}
+    state["tensors"] = checkpoint.checksum(path.with_suffix(".safetensors"))
+    files.write_text(path.with_suffix(".json"), checksums.json_with_crc(json.dumps(state)))
+    *old, oldest = _checkpoints(folder)[: -KEPT + 1] or [path]
     for past in old:
         past.unlink()
         past.with_suffix(".safetensors").unlink(missing_ok=True)

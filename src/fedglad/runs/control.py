@@ -11,8 +11,9 @@ from pathlib import Path
 from statistics import fmean
 
 from fedglad.config.schema import Config
+from fedglad.core.checksums import json_with_crc
 from fedglad.core.files import write_text
-from fedglad.runs.reader import CONTROL_FILE, Run
+from fedglad.runs.reader import CONTROL_FILE, Run, RunError
 
 
 def mean_factor(folder: Path, config: Config) -> float:
@@ -26,6 +27,9 @@ def mean_factor(folder: Path, config: Config) -> float:
     per_tensor = run.sizes() or built_sizes(config)
     groups = config.sections["adapter"].group(per_tensor)
     sizes = dict(zip(groups.labels, groups.sum(per_tensor), strict=True))
+    lines = run.lines()
+    if lines.damage:
+        raise RunError(f"{folder}/{lines.damage}")
     stepped = [r["groups"] for r in run.rounds() if r["status"] == "stepped"]
     if not stepped:
         raise ValueError("no round of its rule stepped, so there is no mean factor")
@@ -61,4 +65,4 @@ def mark(folder: Path, rule: Config, factor: float) -> None:
     if control not in known:
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"control_of": [*known, control]}, indent=2)
-        write_text(folder / CONTROL_FILE, f"{text}\n")
+        write_text(folder / CONTROL_FILE, json_with_crc(f"{text}\n"))

@@ -6,11 +6,13 @@ It holds config.toml, labels.json, rounds.jsonl, checkpoints/, summary.json and 
 
 import fcntl
 import logging
+import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO, cast
+from typing import Any, Self, TextIO, cast
 
+from fedglad.runs.line import Chain
 from fedglad.runs.reader import Run as Run
 from fedglad.runs.reader import RunError
 
@@ -20,6 +22,31 @@ Busy = Callable[[], None]
 
 class Interrupted(RunError):
     """Stopped by Ctrl-C with everything saved."""
+
+
+class Records:
+    """rounds.jsonl, open at its end."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "a+b")  # noqa: SIM115 - closed in __exit__
+        self._file.seek(0)
+        lines = self._file.read().split(b"\n")
+        self._chain = Chain(before=lines[-2] if len(lines) > 1 else b"")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, record: dict[str, Any]) -> None:
+        """One more line; a reader sees it at once."""
+        self._file.write(f"{self._chain.write(record)}\n".encode())
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Makes sure that all lines are on the disk."""
+        os.fsync(self._file.fileno())
 
 
 def make_folder(folder: Path, way_out: str = "choose another --out") -> None:

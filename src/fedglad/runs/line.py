@@ -1,8 +1,15 @@
-"""One line of rounds.jsonl, checked: every field has its type, whatever the file has."""
+"""One line of rounds.jsonl, checked: every field has its type, whatever the file has.
+
+A line ends with two fields for its reader alone: `after`, the checksum of the whole line before it,
+and `crc`, that of this line up to there. So a changed line shows, and one that was taken out.
+"""
 
 import json
 import re
+from dataclasses import dataclass
 from typing import Any, cast
+
+from fedglad.core import checksums
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a terminal would obey them
 
@@ -20,6 +27,47 @@ NUMBERS = {
     "gsi_unfiltered": (1e-9, 1e9),
 }
 """The range of each; a GSI is capped at 1000 where it is made."""
+
+
+@dataclass
+class Chain:
+    """Reads, or writes, the lines of a file one after the other; counts those with a checksum."""
+
+    before: bytes | None = b""  # the last line; None if it is damaged
+    sealed: int = 0
+    last_sealed: bool = True
+
+    def write(self, record: dict[str, Any]) -> str:
+        """The next line, without its end."""
+        after = checksums.crc(self.before or b"")
+        text = json.dumps({**record, "after": after}, allow_nan=False)
+        line = checksums.json_with_crc(text)
+        self.before = line.encode()
+        return line
+
+    def read(self, line: bytes) -> tuple[Any, str]:
+        """What the next line holds, and what is wrong with it; empty if nothing is."""
+        record, wrong = parse(line), ""
+        before, self.before = self.before, line
+        self.last_sealed = False
+        if record is None:
+            wrong = "is not JSON"
+        elif isinstance(record, dict):
+            record = cast(dict[str, Any], record)
+            after = record.pop("after", None)
+            if record.pop("crc", None) is not None:
+                self.sealed, self.last_sealed = self.sealed + 1, True
+                if checksums.verify(line) != "good":
+                    wrong = "has a wrong checksum"
+                elif before is not None and after != checksums.crc(before):
+                    return record, NOT_NEXT
+        if wrong:
+            self.before = None
+        return record, wrong
+
+
+NOT_NEXT = "does not follow the line before it"
+"""Of a line that is good by itself."""
 
 
 def parse(line: bytes) -> Any:

@@ -20,12 +20,14 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from fedglad.runs.line import ROUNDS, clean, number, parse, text
+from fedglad.core import checksums
+from fedglad.runs.line import NOT_NEXT, ROUNDS, Chain, clean, number, parse, text
 
 FILES = ("config.toml", "rounds.jsonl", "summary.json")
 """One of them makes a folder a run's."""
 
 CONTROL_FILE = "control.json"
+CHANGED = "config.toml was changed after the run wrote it: its checksum does not match"
 NAMED = 8  # round numbers in a sentence
 TAIL = 64  # bytes before the last line read, which tell whether the file is still the same
 
@@ -39,15 +41,26 @@ class RunError(RuntimeError):
 
 @dataclass(frozen=True)
 class Lines:
-    """The lines of rounds.jsonl up to the first that is not JSON.
+    """The lines of rounds.jsonl up to the first that is damaged.
 
-    `damaged` is the number of that line, counted from 1; `cut_off` says that it is the last and has
-    no end, so that a crash, or a run that is writing it, explains it.
+    `damaged` is the number of that line, counted from 1, and `wrong` says what is wrong with it;
+    `cut_off` says that it is the last and has no end, so that a crash, or a run that is writing it,
+    explains it. `sealed` is how many of the good ones have a checksum.
     """
 
     records: list[Any]
+    raw: list[bytes]
+    sealed: int = 0
     damaged: int | None = None
+    wrong: str = ""
     cut_off: bool = False
+
+    @property
+    def damage(self) -> str:
+        """A sentence on the damaged line, and on what follows it; empty if there is nothing."""
+        if self.damaged is None or self.cut_off:
+            return ""
+        return f"rounds.jsonl is damaged: line {self.damaged} {self.wrong}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +107,8 @@ class _Seen:
     tail: bytes = b""
     records: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     damaged: list[int] = field(default_factory=list[int])
+    not_next: list[int] = field(default_factory=list[int])
+    chain: Chain = field(default_factory=Chain)
     bad: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
 
     def forget(self) -> None:
@@ -103,10 +118,13 @@ class _Seen:
         self.lines += 1
         if not line.strip():
             return
-        checked = clean(parse(line))
-        if checked is None:
+        held, wrong = self.chain.read(line)
+        checked = clean(held)
+        if checked is None or wrong not in ("", NOT_NEXT):
             self.damaged.append(self.lines)
             return
+        if wrong:
+            self.not_next.append(self.lines)
         record, bad = checked
         self.records.append(record)
         for name in dict.fromkeys(bad):
@@ -139,46 +157,56 @@ class Run:
         if not path.is_file():
             return None
         try:
-            summary = json.loads(path.read_text("utf-8"))
+            data = path.read_bytes()
+            summary = json.loads(data.decode("utf-8"))
             if not isinstance(summary, dict):
                 raise ValueError(f"{summary!r} is no summary")
-        except ValueError as error:
+            if checksums.verify(data) == "damaged":
+                raise ValueError("its checksum does not match")
+        except (ValueError, RecursionError) as error:
             raise RunError(
                 f"{path} is damaged: {error}. Remove that file and go on with --resume, which "
                 "writes it anew"
             ) from None
-        return cast(dict[str, Any], summary)
+        summary = cast(dict[str, Any], summary)
+        summary.pop("crc", None)
+        return summary
 
     def lines(self) -> Lines:
         """The lines of rounds.jsonl in one reading, and where they end; none if it is not there."""
-        try:
-            data = (self.folder / "rounds.jsonl").read_text("utf-8", errors="replace")
-        except (FileNotFoundError, IsADirectoryError):
-            return Lines([])
-        records: list[Any] = []
-        lines = data.splitlines()
+        path = self.folder / "rounds.jsonl"
+        data = path.read_bytes() if path.is_file() else b""  # a pipe would keep us waiting for ever
+        records, raw, chain = list[Any](), list[bytes](), Chain()
+        lines = data.removesuffix(b"\n").split(b"\n") if data else []
         for place, line in enumerate(lines, start=1):
-            try:
-                records.append(json.loads(line))
-            except (ValueError, RecursionError):  # also a number too long, or lists too deep
-                return Lines(records, place, place == len(lines) and not data.endswith("\n"))
-        return Lines(records)
+            trusted = chain.last_sealed
+            record, wrong = chain.read(line)
+            if wrong:
+                if wrong == NOT_NEXT and not trusted:  # then it is the line before that was changed
+                    records, raw, place = records[:-1], raw[:-1], place - 1
+                    wrong = "is not the one that the next line was written after"
+                cut_off = place == len(lines) and not data.endswith(b"\n")
+                return Lines(records, raw, chain.sealed, place, wrong, cut_off)
+            records.append(record)
+            raw.append(line)
+        return Lines(records, raw, chain.sealed)
 
     def rounds(self) -> list[dict[str, Any]]:
-        """The rounds recorded so far; a line cut off by a crash is left out."""
-        records = self.lines().records
-        others = (k for k, record in enumerate(records) if not isinstance(record, dict))
-        return records[: next(others, len(records))]
+        """The rounds recorded so far, up to a line that is damaged or was cut off by a crash."""
+        return objects(self.lines().records)
+
+    @property
+    def config_changed(self) -> bool:
+        """Whether config.toml is another one than the run wrote, by its checksum."""
+        try:
+            return checksums.verify((self.folder / "config.toml").read_bytes()) == "damaged"
+        except OSError:
+            return False
 
     @property
     def skipped(self) -> str:
         """That at least half of the rounds were skipped, and why the last one; empty if not."""
-        summary = self.summary or {}
-        skipped, many = summary.get("skipped", 0), summary.get("rounds", 0)
-        if not skipped or 2 * skipped < many:
-            return ""
-        reasons = [one.get("reason") for one in self.rounds() if one["status"] == "skipped"]
-        return f"{skipped} of {many} rounds were skipped: {reasons[-1] if reasons else 'unknown'}"
+        return skipped_of(self.summary or {}, self.rounds())
 
     def rules(self, adapter: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The [adapter] sections that a run with this one is the control of; mostly none.
@@ -269,7 +297,10 @@ class Run:
         so = "the settings and the seed are not known"
         data = self._part("config.toml", bytes, missing, so) or b""
         try:
-            return tomllib.loads(data.decode("utf-8"))
+            config = tomllib.loads(data.decode("utf-8"))
+            if checksums.verify(data) == "damaged":
+                missing.append(CHANGED)
+            return config
         except (ValueError, RecursionError) as error:
             why = text(str(error) or type(error).__name__, 120)
             missing.append(f"config.toml is damaged, its settings are not known: {why}")
@@ -283,7 +314,12 @@ class Run:
         try:
             if not path.is_file():
                 missing.append(f"{_absent(path)}: {so}")
-            elif (held := content(path.read_bytes())) is None:
+                return None
+            data = path.read_bytes()
+            held = content(data)
+            if checksums.verify(data) == "damaged" and content is not bytes:
+                held = None
+            if held is None:
                 missing.append(f"{name} is damaged: {so}")
         except OSError as error:
             missing.append(f"{name} cannot be read ({error.strerror}): {so}")
@@ -302,7 +338,8 @@ class Run:
             self._seen.forget()
             missing.append(f"rounds.jsonl cannot be read ({error.strerror})")
         seen = self._seen
-        last = _Seen(seen.lines)  # perhaps half a line, perhaps one without its end
+        # Perhaps half a line, perhaps one without its end.
+        last = _Seen(seen.lines, chain=replace(seen.chain))
         last.add(rest)
         damaged = seen.damaged + last.damaged
         if last.damaged and waiting:
@@ -310,6 +347,11 @@ class Run:
             missing.append("the last line of rounds.jsonl is half written, and left out")
         if damaged:
             missing.append(f"rounds.jsonl is damaged in {_these('line', damaged)}: left out")
+        if not_next := seen.not_next + last.not_next:
+            missing.append(
+                f"rounds.jsonl is damaged before {_these('line', not_next)}: lines were removed, "
+                "changed or moved"
+            )
         for name in {**seen.bad, **last.bad}:
             rounds = [t + 1 for t in seen.bad.get(name, []) + last.bad.get(name, [])]
             where = _these("round", rounds)
@@ -339,6 +381,22 @@ class Run:
 
 
 # ---------------------------------------------------------------------------- which are there
+
+
+def skipped_of(summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> str:
+    """The same as `Run.skipped`."""
+    skipped, many = number(summary.get("skipped")) or 0, number(summary.get("rounds")) or 0
+    if not skipped or 2 * skipped < many:
+        return ""
+    reasons = [one.get("reason") for one in rounds if one.get("status") == "skipped"]
+    why = reasons[-1] if reasons else "unknown"
+    return f"{skipped:.0f} of {many:.0f} rounds were skipped: {why}"
+
+
+def objects(records: list[Any]) -> list[dict[str, Any]]:
+    """The records up to the first that is none."""
+    others = (k for k, record in enumerate(records) if not isinstance(record, dict))
+    return records[: next(others, len(records))]
 
 
 def is_run(folder: Path, files: Sequence[str] = FILES) -> bool:
@@ -394,7 +452,10 @@ def _runs_in(path: Path, files: Sequence[str]) -> list[Path]:
 def _inside(path: Path, *keys: str) -> list[Any] | None:
     """A list inside a JSON file; None if it is not there."""
     try:
-        value: Any = json.loads(path.read_text("utf-8"))
+        data = path.read_bytes()
+        if checksums.verify(data) == "damaged":
+            return None
+        value: Any = json.loads(data.decode("utf-8"))
         for key in keys:
             value = value[key]
     except (ValueError, RecursionError, OSError, KeyError, TypeError):
@@ -441,7 +502,11 @@ def _state(view: RunView) -> list[str]:
 
 def _object(data: bytes) -> dict[str, Any] | None:
     held = parse(data)
-    return cast(dict[str, Any], held) if isinstance(held, dict) else None
+    if not isinstance(held, dict):
+        return None
+    held = cast(dict[str, Any], held)
+    held.pop("crc", None)
+    return held
 
 
 def _counts(data: bytes) -> np.ndarray | None:

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedglad.config.schema import Config, load
-from fedglad.core import files, malloc
+from fedglad.core import checksums, files, malloc
 from fedglad.core.guard import NoGuard
 from fedglad.core.interruptible import interruptible
 from fedglad.records import Round
 from fedglad.runs.checkpoints import check_format, restore, save
-from fedglad.runs.folder import Busy, Interrupted, Run, RunError, locked, make_folder
-from fedglad.runs.summary import summarise
+from fedglad.runs.folder import Busy, Interrupted, Records, Run, RunError, locked, make_folder
+from fedglad.runs.summary import summary_damage, write_summary
 from fedglad.runs.trusted_code import remember, trusted
 from fedglad.simulation.simulation import Simulation
 
@@ -31,13 +31,15 @@ def execute(
     trust_code: bool = False,
     on_round: OnRound | None = None,
     busy: Busy | None = None,
+    on_lost: Callable[[str], None] | None = None,
 ) -> Run:
     """Runs a configuration in its folder, from the start or from its last checkpoint.
 
     A finished run of the same configuration is left as it is. A folder that another process is
     writing is refused, unless `busy` waits for it. Code that a run's folder names, and `load` has
     therefore not loaded, is run only if it was trusted for this folder before: `trust_code` trusts
-    it.
+    it. What is damaged of an unfinished run is said to `on_lost`, and the run goes on from the last
+    state that is whole.
     """
     default = Path("runs") / f"{name}-{config.hash()}"
     config = trusted(config, out or default, trust_code=trust_code)
@@ -68,13 +70,15 @@ def execute(
                 if force:
                     run.clear()
                 # A file that is the same already stays: its time is that of the run's start.
-                if not path.is_file() or path.read_text("utf-8", errors="replace") != text:
-                    files.write_text(path, text)
+                there = path.read_text("utf-8", errors="replace") if path.is_file() else None
+                if there not in (text, checked := checksums.toml_with_crc(text)):
+                    files.write_text(path, checked)
                 if simulation.counts is not None:
                     counts = simulation.counts.astype(int).tolist()  # (client, class), for reports
-                    files.write_text(run.folder / "labels.json", json.dumps({"counts": counts}))
+                    labels = checksums.json_with_crc(json.dumps({"counts": counts}))
+                    files.write_text(run.folder / "labels.json", labels)
                 remember(config, run.folder)
-                restore(run, simulation)
+                restore(run, simulation, on_lost=on_lost)
                 _play(run, config, simulation, on_round or (lambda _: None), asked_to_stop)
             except OSError as error:
                 raise RunError(
@@ -94,9 +98,17 @@ def _finished(run: Run, config: Config) -> bool:
             f"{run.folder} holds a run with another configuration: choose another --out, or "
             "replace it with --force"
         )
-    if run.summary is not None:
-        check_format(run, run.summary.get("versions", {}))
-    return run.summary is not None
+    summary = run.summary
+    if summary is None:
+        return False
+    versions = summary.get("versions")
+    check_format(run, versions if isinstance(versions, dict) else {})
+    if damage := summary_damage(summary):
+        raise RunError(
+            f"{run.folder}/summary.json is damaged: {damage}. Remove that file and go on with "
+            "--resume, which writes it anew"
+        )
+    return True
 
 
 def _play(
@@ -110,10 +122,9 @@ def _play(
     folder.mkdir(exist_ok=True)
     if asked_to_stop():
         raise Interrupted(f"stopped before a round began: go on with --resume (in {run.folder})")
-    with open(run.folder / "rounds.jsonl", "a") as records:
+    with Records(run.folder / "rounds.jsonl") as records:
         for played in simulation.rounds():
-            records.write(json.dumps(played.to_dict(), allow_nan=False) + "\n")
-            records.flush()
+            records.write(played.to_dict())
             for client, reason in played.record.rejected.items():
                 log = logging.getLogger("fedglad")
                 log.warning("round %d: client %s left out: %s", played.t, client, reason)
@@ -127,4 +138,4 @@ def _play(
                     f"stopped after {simulation.t} of {config.rounds} rounds, all saved: go on "
                     f"with --resume (in {run.folder})"
                 )
-    files.write_text(run.folder / "summary.json", json.dumps(summarise(run.rounds()), indent=2))
+    write_summary(run)

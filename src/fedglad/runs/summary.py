@@ -1,23 +1,37 @@
 """What a finished run came to: summary.json."""
 
+import json
 import math
 import os
 import platform
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
 from fedglad.config.schema import FORMAT
+from fedglad.core.checksums import json_with_crc
+from fedglad.core.files import write_text
+from fedglad.runs.line import number, text
+from fedglad.runs.reader import Run
 
 
-def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """The result of a finished run; a figure that was never measured is None."""
-    tested = [r["test_accuracy"] for r in rounds if r["test_accuracy"] is not None]
+def figures(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The numbers of a run, from its records alone; one that was never measured is None."""
+    measured = (r.get("test_accuracy") for r in rounds)
+    tested = [accuracy for accuracy in measured if accuracy is not None]
     return {
         "last10_accuracy": math.fsum(tested[-10:]) / len(tested[-10:]) if tested else None,
         "final_accuracy": tested[-1] if tested else None,
         "rounds": len(rounds),
-        "skipped": sum(r["status"] == "skipped" for r in rounds),
-        "seconds": math.fsum(s for r in rounds for s in r["seconds"].values()),
+        "skipped": sum(r.get("status") == "skipped" for r in rounds),
+        "seconds": math.fsum(s for r in rounds for s in r.get("seconds", {}).values()),
+    }
+
+
+def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """The result of a finished run; a figure that was never measured is None."""
+    return {
+        **figures(rounds),
         "versions": {
             "python": platform.python_version(),
             "torch": version("torch"),
@@ -26,6 +40,33 @@ def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
         },
         "machine": machine(),
     }
+
+
+def write_summary(run: Run) -> None:
+    """Writes summary.json of a run that is at its end."""
+    made = json.dumps(summarise(run.rounds()), indent=2)
+    write_text(run.folder / "summary.json", json_with_crc(made))
+
+
+def summary_damage(summary: Mapping[str, Any]) -> str:
+    """Which number a summary lacks; empty if none."""
+    lacking = [name for name in figures([]) if name not in summary]
+    if lacking:
+        return f"it has no {lacking[0]!r}"
+    wrong = [n for n in figures([]) if summary[n] is not None and number(summary[n]) is None]
+    return f"its {wrong[0]!r} is no number" if wrong else ""
+
+
+def disagreement(summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> str:
+    """Where a summary has another number than the records give; empty if nowhere."""
+    for name, made in figures(rounds).items():
+        said = summary.get(name)
+        if said is None and made is None:
+            continue
+        given, theirs = number(said), number(made)
+        if given is None or theirs is None or abs(given - theirs) > 1e-6 * max(1.0, abs(theirs)):
+            return f"summary.json has {name} {text(json.dumps(said), 40)}, its rounds give {made}"
+    return ""
 
 
 def machine() -> str:

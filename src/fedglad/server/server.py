@@ -213,23 +213,25 @@ class Server:
         `groups`, a `method`) is given again: `Server.load(path, model, adapter=MyRule())`.
         """
         tensors, meta = checkpoint.read(path)
-        for role, registry in REGISTRIES.items():
-            if role not in given:
-                settings = meta[role]["settings"]
-                if settings is None:
-                    raise CheckpointError(
-                        f"{path} was saved with an own {role} ({meta[role]['class']}): "
-                        f"pass it again, Server.load(path, model, {role}=...)"
-                    )
-                given[role] = checkpoint.build(settings, registry)
-        given.setdefault("min_clients", meta["min_clients"])
-        given.setdefault("guard", meta["guard"] and Guard(**meta["guard"]))
-        names = [name for name, *_, kind in meta["layout"] if kind == "buffer"]
+        with checkpoint.reading(str(path)):
+            for role, registry in REGISTRIES.items():
+                if role not in given:
+                    settings = meta[role]["settings"]
+                    if settings is None:
+                        raise CheckpointError(
+                            f"{path} was saved with an own {role} ({meta[role]['class']}): "
+                            f"pass it again, Server.load(path, model, {role}=...)"
+                        )
+                    given[role] = checkpoint.build(settings, registry)
+            given.setdefault("min_clients", checkpoint.whole_number(meta["min_clients"]))
+            given.setdefault("guard", meta["guard"] and Guard(**meta["guard"]))
+            names = [name for name, *_, kind in meta["layout"] if kind == "buffer"]
         known: dict[str, Any] = {"buffers": names, **given}
         try:
             server = cls(model, **known)
-        except ValueError:  # of another model: the error below names the tensor that differs
-            server = cls(model, **given)
+        except (ValueError, TypeError):  # another model: what is below names the first difference
+            with checkpoint.reading(str(path)):
+                server = cls(model, **given)
         server.load_state_dict({**meta, "tensors": tensors})
         return server
 
@@ -240,20 +242,28 @@ class Server:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Takes over a state_dict of a server of the same make; anything else changes nothing."""
-        self._require_same_make(saved)
-        tensors = saved["tensors"]
+        with checkpoint.reading("the state"):  # all of it, before anything is changed
+            self._require_same_make(saved)
+            tensors = saved["tensors"]
+            method: dict[str, dict[str, Tensor]] = {}
+            for name, value in tensors.items():
+                if name.startswith("method/"):
+                    _, key, tensor = name.split("/", 2)
+                    method.setdefault(key, {})[tensor] = value
+            method_state = {key: self.layout.pack(parts) for key, parts in method.items()}
+            done = checkpoint.whole_number(saved["round"])
+            adapter_state = {k: np.array(v) for k, v in saved["adapter"]["state"].items()}
+            for name, array in adapter_state.items():
+                if array.dtype.kind not in "biuf":
+                    raise CheckpointError(f"the adapter's {name!r} does not hold numbers")
+            limits = Limits.of(self.guard, saved["gate"])
+            weighting = saved["weighting"]["state"].items()
+            weighting_state = {key: checkpoint.numbers(values) for key, values in weighting}
         for name, view in self._tensors().items():
             view.copy_(tensors[name])
-        method: dict[str, dict[str, Tensor]] = {}
-        for name, value in tensors.items():
-            if name.startswith("method/"):
-                _, key, tensor = name.split("/", 2)
-                method.setdefault(key, {})[tensor] = value
-        self._method_state = {key: self.layout.pack(parts) for key, parts in method.items()}
-        self.round = saved["round"]
-        self._adapter_state = {k: np.array(v) for k, v in saved["adapter"]["state"].items()}
-        self._limits = Limits.of(self.guard, saved["gate"])
-        self._weighting_state = {k: list(v) for k, v in saved["weighting"]["state"].items()}
+        self.round, self._limits = done, limits
+        self._method_state, self._adapter_state = method_state, adapter_state
+        self._weighting_state = weighting_state
 
     def intake(self, total: Sum) -> Intake:
         """What takes in the next round's updates, and adds them to `total`."""

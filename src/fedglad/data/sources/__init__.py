@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+LARGEST = 2 << 30  # bytes of a file whose size nobody has published: more are not downloaded
+
 
 class DataError(ValueError):
     """A data set that cannot be had or stored; the message says why and what to do."""
@@ -51,6 +53,7 @@ class File:
     name: str
     checksum: str = ""  # "md5:…" or "sha256:…"; empty if none is published
     size: int | None = None
+    most: int = 0  # where the size is not published: more bytes are not downloaded
     other_names: Sequence[str] = ()
     members: Sequence[str] = ()  # the wanted ones by their full paths; a .gz or .xz has one
     convert: Callable[[Path], None] | None = None  # makes the raw files where the members lie

@@ -1,0 +1,195 @@
+"""Whether all of a run's folder is as it was written: every file by its checksum, without torch."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from fedglad.core import checksums, files
+from fedglad.core.memory import as_pairs, path_of, problem_of
+from fedglad.runs.reader import CONTROL_FILE, FILES, Run, RunError, is_run, no_folder, objects
+from fedglad.runs.summary import disagreement
+
+State = Literal["good", "no checksum", "damaged", "missing", "left behind"]
+STATES = get_args(State)
+
+WRONG = ("damaged", "missing")
+STORES = ("memories", "memories/updates")  # where a run keeps what is remembered of clients
+
+
+@dataclass(frozen=True)
+class CheckedFile:
+    """A file of a run, and how it is; `detail` says more, where there is more to say.
+
+    | state | meaning |
+    |---|---|
+    | `good` | as it was written |
+    | `no checksum` | can be read, and is from before there were checksums |
+    | `damaged` | cut off, changed, or not what belongs there |
+    | `missing` | another file says that it must be there |
+    | `left behind` | by a write that was killed; the next start removes it |
+    """
+
+    name: str
+    state: State
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """All files of a run's folder."""
+
+    folder: Path
+    files: tuple[CheckedFile, ...]
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing is damaged or missing."""
+        return not any(file.state in WRONG for file in self.files)
+
+    @property
+    def verdict(self) -> str:
+        """One line: how many files are in which state."""
+        counts = Counter(file.state for file in self.files)
+        return ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as JSON types."""
+        files = [asdict(file) for file in self.files]
+        return {"folder": str(self.folder), "good": self.good, "files": files}
+
+
+def check(folder: Path) -> Check:
+    """Reads every file of a run's folder, finished or not; changes nothing."""
+    if not folder.is_dir():
+        raise RunError(no_folder(folder))
+    if not is_run(folder):
+        raise RunError(f"{folder} is not a run: it has no {', no '.join(FILES)}")
+    return Check(folder, tuple(_files(Run(folder))))
+
+
+def _files(run: Run) -> Iterator[CheckedFile]:
+    folder = run.folder
+    yield _small(folder, "config.toml")
+    for name in ("labels.json", CONTROL_FILE):  # not every run has them
+        if (folder / name).exists():
+            yield _small(folder, name)
+    states = sorted((folder / "checkpoints").glob("*.json"))
+    rounds = max((int(path.stem) for path in states if path.stem.isdigit()), default=0)
+    yield _records(run, rounds)
+    if (folder / "summary.json").exists():
+        yield _summary(run)
+    for path in states:
+        yield from _checkpoint(run, path)
+    places = [folder, *(path for path in folder.rglob("*") if path.is_dir())]
+    for left in (path for place in places for path in files.leftovers(place)):
+        yield CheckedFile(str(left.relative_to(folder)), "left behind", "by a killed write")
+
+
+def _small(folder: Path, name: str) -> CheckedFile:
+    """A JSON or TOML file."""
+    if not (folder / name).is_file():
+        return CheckedFile(name, "missing")
+    try:
+        data = (folder / name).read_bytes()
+        state = checksums.verify(data)
+        if name.endswith(".json"):
+            json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError, OSError) as error:
+        return CheckedFile(name, "damaged", str(error))
+    return CheckedFile(name, state, "its checksum does not match" if state == "damaged" else "")
+
+
+def _records(run: Run, needed: int) -> CheckedFile:
+    """rounds.jsonl; `needed` is the round of the last checkpoint, which must be in it."""
+    name = "rounds.jsonl"
+    if not (run.folder / name).is_file():
+        begun = needed or (run.folder / "summary.json").exists()
+        return CheckedFile(name, "missing" if begun else "good", "no round is recorded")
+    try:
+        lines = run.lines()
+    except OSError as error:
+        return CheckedFile(name, "damaged", str(error))
+    records = objects(lines.records)
+    numbers = [record.get("round") for record in records]
+    place = next((k for k, number in enumerate(numbers) if number != k), len(lines.records))
+    count = f"rounds: {len(numbers)}"
+    if lines.damage:
+        what = lines.damage.removeprefix("rounds.jsonl is damaged: ")
+        return CheckedFile(name, "damaged", f"{what}; {len(numbers)} rounds come before it")
+    if place < len(lines.records):
+        return CheckedFile(name, "damaged", f"line {place + 1} is not that of round {place}")
+    if len(numbers) < needed:
+        return CheckedFile(name, "damaged", f"{count}; a checkpoint is of {needed}")
+    if lines.cut_off:
+        count += "; a last line is half written, by a run that goes on or was killed"
+    if lines.sealed < len(numbers):
+        return CheckedFile(
+            name, "no checksum", f"{count}; {len(numbers) - lines.sealed} without a checksum"
+        )
+    return CheckedFile(name, "good", count)
+
+
+def _summary(run: Run) -> CheckedFile:
+    """summary.json, by its checksum and by the records."""
+    checked = _small(run.folder, "summary.json")
+    if checked.state == "damaged":
+        return checked
+    try:
+        summary = run.summary or {}
+        wrong = disagreement(summary, run.rounds())
+    except (RunError, OSError) as error:
+        wrong = str(error)
+    return CheckedFile("summary.json", "damaged", wrong) if wrong else checked
+
+
+def _checkpoint(run: Run, path: Path) -> Iterator[CheckedFile]:
+    """A checkpoint's small file, its tensors, and the memories that it needs."""
+    name = str(path.relative_to(run.folder))
+    small = _small(run.folder, name)
+    saved: dict[str, Any] = {}
+    if small.state != "damaged":
+        try:
+            saved = json.loads(path.read_text("utf-8"))
+            if saved["round"] != int(path.stem):
+                detail = f"it is that of round {saved['round']}"
+                small = CheckedFile(name, "damaged", detail)
+        except (ValueError, OSError, LookupError, TypeError) as error:
+            small, saved = CheckedFile(name, "damaged", repr(error)), {}
+    yield small
+    tensors = path.with_suffix(".safetensors")
+    name = str(tensors.relative_to(run.folder))
+    try:
+        crc = checksums.verify_tensors(tensors)[1]
+        other = saved.get("tensors") not in (None, crc)
+        detail = "it is not that of its .json file" if other else ""
+        yield CheckedFile(name, "damaged" if other else "good", detail)
+    except FileNotFoundError:
+        yield CheckedFile(name, "missing")
+    except (ValueError, OSError) as error:
+        yield CheckedFile(name, "damaged", str(error))
+    yield from _memories(run, path.stem, saved.get("memories", {}))
+
+
+def _memories(run: Run, checkpoint: str, stores: Any) -> Iterator[CheckedFile]:
+    """Each memory that is not good, and how many are."""
+    try:
+        needed = {place: as_pairs(stores[place]) for place in STORES if place in stores}
+    except (ValueError, TypeError, AttributeError) as error:
+        yield CheckedFile(f"checkpoints/{checkpoint}.json", "damaged", f"its memories: {error}")
+        return
+    for place, pairs in needed.items():
+        good = 0
+        for client, version in pairs:
+            path = path_of(run.folder / place, client, version)
+            problem = problem_of(path, client, version)
+            good += not problem
+            if problem:
+                state, _, detail = problem.partition(": ")
+                known: State = "missing" if state == "missing" else "damaged"
+                detail = detail or f"checkpoint {checkpoint} needs it"
+                yield CheckedFile(f"{place}/{path.parent.name}/{path.name}", known, detail)
+        if good:
+            yield CheckedFile(f"{place} of checkpoint {checkpoint}", "good", f"memories: {good}")
