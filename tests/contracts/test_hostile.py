@@ -204,7 +204,7 @@ def feed(make_server: Callable[[], Server], rounds: list[list[Any]], as_stream: 
         record = server.step(iter(updates) if as_stream else updates)
         require_healthy(server, record)
         clean = without_rejected(updates, record)
-        twin.step(clean)
+        twin.step(iter(clean) if as_stream else clean)
         assert bits(server) == bits(twin)
         seen.update({"rejected": len(updates) - len(clean), "accepted": len(clean)})
         seen[record.status] += 1

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 
 MAX_NORM = 1e12
+ABSURD = 1e4  # times what is left out, as long as nothing is known: training has diverged
 FASTEST = 8.0  # times that what is usual may grow or fall in a round
 KINDS = ("norm", "extra", "buffers", "counters", "weight")
 
@@ -122,9 +123,11 @@ class Limits:
         if usual and value > 0:
             scale = min(1.0, min(self.guard.clip, self.guard.norm) * usual / value)
         most = self.guard.norm if most is None else most
+        name = "norm" if kind == "norm" else f"norm of the {kind}"
+        if not usual and value > ABSURD * most * start:  # also if all are like it
+            raise Rejected(f"{name} {value:.4g} is more than {ABSURD * most:g} times {what}")
         if value <= most * (usual or start):
             return scale, ""
-        name = "norm" if kind == "norm" else f"norm of the {kind}"
         return scale, f"{name} {value:.4g} is more than {most:g} times {what}"
 
     def cap(self, weight: float) -> float:
