@@ -54,6 +54,10 @@ class Filter:
         """How many values a robust mean drops on each side of every coordinate."""
         return 0
 
+    def leaves_out(self, flags: Sequence[str]) -> bool:
+        """Whether a client that `Trust` gives these flags is left out."""
+        return False
+
 
 @dataclass(frozen=True, kw_only=True)
 class NormClip(Filter):
@@ -198,4 +202,5 @@ REGISTRY = {
     "multi-krum": MultiKrum,
     "median": Median,
     "trimmed-mean": TrimmedMean,
+    "distrust": Distrust,
 }

@@ -11,7 +11,7 @@ from fedglad.config.schema import REGISTRIES
 ROOT = Path(__file__).parents[2]
 ROWS = [(section, name) for section in FAMILIES for name in REGISTRIES[section]]
 OURS = {
-    *("uniform", "scripted", "none", "fixed", "equal"),  # there is nobody to name
+    *("uniform", "scripted", "none", "fixed", "equal", "distrust"),  # there is nobody to name
     *("pooled", "aligned"),  # these are our own
 }
 

@@ -123,7 +123,7 @@ def test_a_state_goes_through_a_file_exactly(name: str, path: Path):
 def test_the_examples_above_have_every_kind_of_state():
     found = stepped(**SERVERS["everything"]).state_dict()
     kinds = {name.split("/")[0] for name in found["tensors"]}
-    assert kinds == {"params", "slots", "direction", "buffers", "method"}
+    assert kinds == {"params", "slots", "direction", "buffers", "method", "trust"}
     assert found["adapter"]["state"]["mean"]
     assert found["weighting"]["state"]
     assert found["gate"]["norm"] > 0

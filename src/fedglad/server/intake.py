@@ -14,6 +14,7 @@ from fedglad.core.aggregate import BufferMean, Sum, accumulate, larger, pack, to
 from fedglad.core.gram import Gram, trimmed_mean
 from fedglad.core.guard import MAX_NORM, Limits, Rejected
 from fedglad.core.layout import Layout
+from fedglad.core.sampling import Coordinates
 from fedglad.core.validate import (
     LONGEST,
     WEIGHTS,
@@ -26,6 +27,7 @@ from fedglad.core.validate import (
 )
 from fedglad.filters import Filter
 from fedglad.records import Bundle, Failure, Several, Statistics, Update, indicator
+from fedglad.trust import Kept, Seen, Trust
 from fedglad.weights import Client, Samples, WeightingState
 
 STACKED = 1 << 20  # elements of small updates that are measured as one matrix
@@ -76,6 +78,7 @@ class Intake:
     | `limits` | what norm and weight is usual; the server keeps it if the round steps |
     | `model_norm` | ‖θ‖, where no norm of an update is known yet |
     | `total` | Σ w g, and in the end the mean |
+    | `trust`, `kept`, `coordinates` | what judges the clients, what it keeps of them, and of what |
     | `entries` | the record's `clients`: one dict each, in the order of the updates |
     | `accepted` | the updates that are in the sums, without their tensors |
     | `gsi_unfiltered` | GSI before the filter; None: no filter changed anything |
@@ -95,6 +98,9 @@ class Intake:
     limits: Limits
     model_norm: float
     total: Sum
+    trust: Trust | None = None
+    kept: Kept = field(default_factory=Kept)
+    coordinates: Coordinates | None = None
     entries: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     accepted: list[Opened] = field(default_factory=list[Opened])
     gsi_unfiltered: float | None = None
@@ -212,6 +218,25 @@ class Intake:
         self._far = None
         for update in self.accepted:
             self.limits.remember(**update.lengths)
+        self._judge_clients()
+
+    def _judge_clients(self) -> None:
+        """Notes how far each client is to be trusted, by all updates that a filter gets."""
+        judged = self.accepted
+        if not self.trust or not self.coordinates or not judged:
+            return
+        losses = [update.entry["loss"] for update in judged]
+        seen = Seen(
+            clients=[update.entry["id"] for update in judged],
+            norms=np.sqrt([update.entry["sq_norm"] for update in judged]),
+            losses=np.array([math.nan if loss is None else loss for loss in losses]),
+            sample=torch.stack([update.sample for update in judged]).cpu().numpy(),
+        )
+        verdicts, self.kept = self.trust.judge(seen, self.kept)
+        for update, verdict in zip(judged, verdicts, strict=True):
+            update.entry["trust"] = round(verdict.score, 4)
+            if verdict.flags:
+                update.entry["flags"] = list(verdict.flags)
 
     @property
     def unit(self) -> float:
@@ -281,6 +306,12 @@ class Intake:
         else:
             chosen = filter.select(gram.of(everyone, clips).distances_sq())
             self._leave_out(set(everyone) - set(chosen), f"left out by {filter}")
+            flags = {k: self.accepted[k].entry.get("flags", ()) for k in chosen}
+            chosen = [k for k in chosen if not filter.leaves_out(flags[k])]
+            for k in flags.keys() - chosen:
+                self._leave_out([k], f"left out by {type(filter).__name__}: {', '.join(flags[k])}")
+            if not chosen:
+                raise Skipped(f"{filter} left all updates out")
             clients: list[Client] = [self.accepted[k].entry["id"] for k in chosen]
             given, self.weighting_state = self.weighting.reweigh(
                 np.array(raw)[chosen], gram.of(chosen, clips), clients, self.weighting_state
@@ -449,6 +480,8 @@ class Intake:
             update.sq, update.norm = sq * update.clip**2, norm * update.clip
         if (kept := update.clip * self.filter.scale(update.norm)) < 1:
             update.entry["clipped"] = kept
+        if self.coordinates:
+            update.sample = self.coordinates.of(update, self.base)
         update.raw = self.weighting.weigh(update.weight)
         update.lengths["weight"] = update.raw
         self._cut_weight(update, self.limits.cap(update.raw))

@@ -7,6 +7,7 @@ from os import PathLike
 from typing import Any, Protocol, Self
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from fedglad import adapters, filters, optimizers, weights
@@ -16,6 +17,7 @@ from fedglad.core.aggregate import Sum, norms_sq, products
 from fedglad.core.checkpoint import CheckpointError
 from fedglad.core.guard import Guard, Limits
 from fedglad.core.layout import rounded, split, stretches
+from fedglad.core.sampling import Coordinates, largest
 from fedglad.core.validate import as_number
 from fedglad.filters import Filter
 from fedglad.optimizers import SGD, Optimizer
@@ -23,6 +25,7 @@ from fedglad.records import Record, Statistics, Update
 from fedglad.server.compatibility import refuse, refuse_sums
 from fedglad.server.from_sums import Sums, take_sums
 from fedglad.server.intake import Intake, Outweighed, Skipped
+from fedglad.trust import Kept, Trust
 from fedglad.weights import Samples, WeightingState
 
 REGISTRIES: dict[str, dict[str, type]] = {
@@ -71,6 +74,7 @@ class Server:
     | `min_clients` | with fewer accepted updates the round is skipped |
     | `guard` | rejects what is out of all proportion; None to switch it off |
     | `distances` | measures each update's distance from their mean; keeps all of them for it |
+    | `trust` | scores and flags each client in the record; None to switch it off |
 
     `params` and `state` are views of the server's memory where the dtype allows: a step changes
     them, and writing into them changes the model. Clone what must not change.
@@ -89,6 +93,7 @@ class Server:
         min_clients: int = 1,
         guard: Guard | None = Guard(),  # noqa: B008 - frozen
         distances: bool = False,
+        trust: Trust | None = Trust(),  # noqa: B008 - frozen
     ) -> None:
         if min_clients < 1:
             raise ValueError(f"min_clients={min_clients!r}: a round needs at least one client")
@@ -100,6 +105,7 @@ class Server:
         self.min_clients = min_clients
         self.guard = guard
         self.distances = distances
+        self.trust = trust
         refuse(self.adapter, self.filter, self.weighting)
         self.optimizer.rate(0)  # raises for a schedule without an end
 
@@ -117,6 +123,12 @@ class Server:
         self._adapter_state = self.adapter.start(self._groups)
         self._direction = self.layout.zeros() if self.adapter.direction is not None else None
         self._limits = Limits(guard)
+        self._kept = Kept()
+        self._coordinates = None
+        if trust:
+            tensors = largest(self.layout)
+            size = sum(self.layout.numels[i] for i in tensors)
+            self._coordinates = Coordinates(self.layout, trust.coordinates(size), tensors)
         self._weighting_state: WeightingState = {}
         self._method_state: dict[str, Tensor] = {}
         # A method may be a plain function, without the two members that `Method` calls optional.
@@ -163,7 +175,7 @@ class Server:
                 f"step takes an iterable of updates, got one {type(updates).__name__}: "
                 "put it in a list"
             )
-        intake = self.intake(self._total)
+        intake = self.intake(self._total, sums_alone=False)
         try:
             return self._advance(intake, intake.take(updates), population)
         except Skipped as reason:
@@ -257,15 +269,18 @@ class Server:
                 if array.dtype.kind not in "biuf":
                     raise CheckpointError(f"the adapter's {name!r} does not hold numbers")
             limits = Limits.of(self.guard, saved["gate"])
+            kept = Kept()
+            if self.trust and "trust/samples" in tensors:
+                kept = Kept.of(saved["trust"], tensors["trust/samples"].numpy())
             weighting = saved["weighting"]["state"].items()
             weighting_state = {key: checkpoint.numbers(values) for key, values in weighting}
         for name, view in self._tensors().items():
             view.copy_(tensors[name])
-        self.round, self._limits = done, limits
+        self.round, self._limits, self._kept = done, limits, kept
         self._method_state, self._adapter_state = method_state, adapter_state
         self._weighting_state = weighting_state
 
-    def intake(self, total: Sum) -> Intake:
+    def intake(self, total: Sum, *, sums_alone: bool = True) -> Intake:
         """What takes in the next round's updates, and adds them to `total`."""
         model_norm = 0.0
         if "norm" not in self._limits.usual:
@@ -282,6 +297,9 @@ class Server:
             base=self._received(),
             base_buffers=self._buffers,
             limits=self._limits.copy(),
+            trust=self.trust,
+            kept=self._kept,
+            coordinates=None if sums_alone else self._coordinates,
             model_norm=model_norm,
             total=total,
         )
@@ -311,6 +329,7 @@ class Server:
         self._move(stats, factors, shift)
         self._buffers.update(intake.new_buffers())
         self._limits = intake.limits.next()
+        self._kept = intake.kept
         self._weighting_state = intake.weighting_state
         self._method_state = method_state
         self._adapter_state = adapter_state
@@ -385,6 +404,7 @@ class Server:
             "min_clients": self.min_clients,
             "guard": self.guard and asdict(self.guard),
             "gate": self._limits.usual,
+            "trust": self._kept.to_json(),
             **{
                 role: {
                     "class": type(getattr(self, role)).__name__,
@@ -395,7 +415,9 @@ class Server:
         }
         meta["adapter"] |= {"groups": list(self._groups.labels), "state": adapter}
         meta["weighting"] |= {"state": self._weighting_state}
-        return {**self._tensors(), **method}, meta
+        samples = self._kept.samples
+        kept = {"trust/samples": torch.from_numpy(samples)} if samples.size else {}
+        return {**self._tensors(), **method, **kept}, meta
 
     def _require_same_make(self, saved: Mapping[str, Any]) -> None:
         if saved.get("version") != checkpoint.VERSION:
