@@ -27,6 +27,7 @@ class Filter:
 
     keeps_updates: ClassVar[bool] = False  # needs the whole cohort at once
     robust: ClassVar[bool] = False  # replaces the mean and ignores the weights
+    needs_trust: ClassVar[bool] = False  # judges by the flags that `Trust` gives the clients
 
     @property
     def leaves_one(self) -> bool:
@@ -184,6 +185,7 @@ class Distrust(Filter):
     """
 
     keeps_updates: ClassVar[bool] = True
+    needs_trust: ClassVar[bool] = True
     flags: Annotated[tuple[str, ...], f"which count, of {', '.join(FLAGS)}"] = FLAGS[1:]
 
     def __post_init__(self) -> None:

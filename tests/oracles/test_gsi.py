@@ -153,7 +153,8 @@ def test_the_statistics_are_kept_per_tensor_whatever_the_groups():
 
 
 def test_the_record_says_what_each_client_brought():
-    # weights 1 and 3: shares 1/4 and 3/4; ‖(3, 4)‖² = 25; train_loss = (1·4 + 3·2)/4 = 2.5
+    # weights 1 and 3: shares 1/4 and 3/4; ‖(3, 4)‖² = 25; train_loss = (1·4 + 3·2)/4 = 2.5;
+    # both point the same way (cosine 3/5), so there is nothing against either: trust 1
     server = Server({"w": torch.zeros(2)})
     record = server.step(
         [
@@ -162,8 +163,8 @@ def test_the_record_says_what_each_client_brought():
         ]
     )
     assert record.clients == [
-        {"id": "a", "weight": 0.25, "loss": 4.0, "sq_norm": 25.0},
-        {"id": 7, "weight": 0.75, "loss": 2.0, "sq_norm": 1.0},
+        {"id": "a", "weight": 0.25, "loss": 4.0, "sq_norm": 25.0, "trust": 1.0},
+        {"id": 7, "weight": 0.75, "loss": 2.0, "sq_norm": 1.0, "trust": 1.0},
     ]
     assert record.train_loss == 2.5
 

@@ -36,7 +36,6 @@ class Opened:
     | `clip` | what the guard multiplies it with |
     | `far` | why it is left out, unless most are like it; "" for a usual one |
     | `lengths` | what the guard measured of it, and remembers if it is accepted |
-    | `sample` | some of its coordinates, to compare it with others |
     """
 
     entry: dict[str, Any]
@@ -52,7 +51,6 @@ class Opened:
     clip: float = 1.0
     far: str = ""
     lengths: dict[str, float] = field(default_factory=dict[str, float])
-    sample: Tensor = field(init=False)
 
 
 def open_update(

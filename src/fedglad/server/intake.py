@@ -14,7 +14,6 @@ from fedglad.core.aggregate import BufferMean, Sum, accumulate, larger, pack, to
 from fedglad.core.gram import Gram, trimmed_mean
 from fedglad.core.guard import MAX_NORM, Limits, Rejected
 from fedglad.core.layout import Layout
-from fedglad.core.sampling import Coordinates
 from fedglad.core.validate import (
     LONGEST,
     WEIGHTS,
@@ -27,7 +26,7 @@ from fedglad.core.validate import (
 )
 from fedglad.filters import Filter
 from fedglad.records import Bundle, Failure, Several, Statistics, Update, indicator
-from fedglad.trust import Kept, Seen, Trust
+from fedglad.server.scores import Scores
 from fedglad.weights import Client, Samples, WeightingState
 
 STACKED = 1 << 20  # elements of small updates that are measured as one matrix
@@ -78,7 +77,7 @@ class Intake:
     | `limits` | what norm and weight is usual; the server keeps it if the round steps |
     | `model_norm` | ‖θ‖, where no norm of an update is known yet |
     | `total` | Σ w g, and in the end the mean |
-    | `trust`, `kept`, `coordinates` | what judges the clients, what it keeps of them, and of what |
+    | `scores` | what judges the clients, each by its update |
     | `entries` | the record's `clients`: one dict each, in the order of the updates |
     | `accepted` | the updates that are in the sums, without their tensors |
     | `gsi_unfiltered` | GSI before the filter; None: no filter changed anything |
@@ -98,9 +97,7 @@ class Intake:
     limits: Limits
     model_norm: float
     total: Sum
-    trust: Trust | None = None
-    kept: Kept = field(default_factory=Kept)
-    coordinates: Coordinates | None = None
+    scores: Scores | None = None
     entries: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     accepted: list[Opened] = field(default_factory=list[Opened])
     gsi_unfiltered: float | None = None
@@ -154,7 +151,7 @@ class Intake:
                 rows: Sequence[Opened] | Tensor = opened
                 if isinstance(several, Bundle) and len(opened) == len(several.clients):
                     rows = several.deltas
-                self.add(self._judged(opened, self.accumulate(rows)))
+                self.add(self._judged(opened, self.accumulate(rows), rows))
                 del several, opened, rows  # nothing is kept while the next is made
             self.settle()
             self.require_usual("weight", self.limits.heaviest, "cut")
@@ -218,34 +215,24 @@ class Intake:
         self._far = None
         for update in self.accepted:
             self.limits.remember(**update.lengths)
-        self._judge_clients()
-
-    def _judge_clients(self) -> None:
-        """Notes how far each client is to be trusted, by all updates that a filter gets."""
-        judged = self.accepted
-        if not self.trust or not self.coordinates or not judged:
-            return
-        losses = [update.entry["loss"] for update in judged]
-        seen = Seen(
-            clients=[update.entry["id"] for update in judged],
-            norms=np.sqrt([update.entry["sq_norm"] for update in judged]),
-            losses=np.array([math.nan if loss is None else loss for loss in losses]),
-            sample=torch.stack([update.sample for update in judged]).cpu().numpy(),
-        )
-        verdicts, self.kept = self.trust.judge(seen, self.kept)
-        for update, verdict in zip(judged, verdicts, strict=True):
-            update.entry["trust"] = round(verdict.score, 4)
-            if verdict.flags:
-                update.entry["flags"] = list(verdict.flags)
+        if self.scores:
+            self.scores.judge()
 
     @property
     def unit(self) -> float:
         """The weight that those in the sums are relative to: the first that came in."""
         return self._unit
 
-    def _judged(self, opened: Sequence[Opened], squares: np.ndarray) -> list[Opened]:
+    def _judged(
+        self, opened: Sequence[Opened], squares: np.ndarray, rows: Sequence[Opened] | Tensor = ()
+    ) -> list[Opened]:
+        """Those that are accepted, or far; `rows` may be all of them as one matrix."""
         measured = zip(opened, squares, totals_sq(squares), strict=True)
-        return [update for update, sq, norm_sq in measured if self.judge(update, sq, norm_sq)]
+        accepted = [update for update, sq, norm_sq in measured if self.judge(update, sq, norm_sq)]
+        if self.scores:
+            matrix = rows if isinstance(rows, Tensor) and len(rows) == len(accepted) else None
+            self.scores.see(accepted, self.base, matrix)
+        return accepted
 
     def add(self, accepted: list[Opened]) -> None:
         """Adds accepted updates, by their weights relative to the round's first."""
@@ -278,6 +265,8 @@ class Intake:
             update.buffers = {name: value.clone() for name, value in update.buffers.items()}
             sq = self.accumulate([packed])
             if self.judge(update, sq[0], totals_sq(sq)[0], sent):
+                if self.scores:
+                    self.scores.see([update], self.base)
                 if filter.keeps_updates:
                     update.far = ""  # such a filter can do with it, and may count on it
                 if update.clip < 1:
@@ -480,8 +469,6 @@ class Intake:
             update.sq, update.norm = sq * update.clip**2, norm * update.clip
         if (kept := update.clip * self.filter.scale(update.norm)) < 1:
             update.entry["clipped"] = kept
-        if self.coordinates:
-            update.sample = self.coordinates.of(update, self.base)
         update.raw = self.weighting.weigh(update.weight)
         update.lengths["weight"] = update.raw
         self._cut_weight(update, self.limits.cap(update.raw))

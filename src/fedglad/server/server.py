@@ -17,7 +17,7 @@ from fedglad.core.aggregate import Sum, norms_sq, products
 from fedglad.core.checkpoint import CheckpointError
 from fedglad.core.guard import Guard, Limits
 from fedglad.core.layout import rounded, split, stretches
-from fedglad.core.sampling import Coordinates, largest
+from fedglad.core.sampling import Coordinates
 from fedglad.core.validate import as_number
 from fedglad.filters import Filter
 from fedglad.optimizers import SGD, Optimizer
@@ -25,6 +25,7 @@ from fedglad.records import Record, Statistics, Update
 from fedglad.server.compatibility import refuse, refuse_sums
 from fedglad.server.from_sums import Sums, take_sums
 from fedglad.server.intake import Intake, Outweighed, Skipped
+from fedglad.server.scores import Scores
 from fedglad.trust import Kept, Trust
 from fedglad.weights import Samples, WeightingState
 
@@ -107,6 +108,10 @@ class Server:
         self.distances = distances
         self.trust = trust
         refuse(self.adapter, self.filter, self.weighting)
+        if self.filter.needs_trust and not trust:
+            raise ValueError(
+                f"{self.filter} leaves out whom Trust flags, and trust=None flags nobody"
+            )
         self.optimizer.rate(0)  # raises for a schedule without an end
 
         self.layout, parameters, named_buffers = split(model, buffers)
@@ -124,11 +129,7 @@ class Server:
         self._direction = self.layout.zeros() if self.adapter.direction is not None else None
         self._limits = Limits(guard)
         self._kept = Kept()
-        self._coordinates = None
-        if trust:
-            tensors = largest(self.layout)
-            size = sum(self.layout.numels[i] for i in tensors)
-            self._coordinates = Coordinates(self.layout, trust.coordinates(size), tensors)
+        self._coordinates = Coordinates(self.layout, trust.coordinates) if trust else None
         self._weighting_state: WeightingState = {}
         self._method_state: dict[str, Tensor] = {}
         # A method may be a plain function, without the two members that `Method` calls optional.
@@ -175,7 +176,10 @@ class Server:
                 f"step takes an iterable of updates, got one {type(updates).__name__}: "
                 "put it in a list"
             )
-        intake = self.intake(self._total, sums_alone=False)
+        scores = None
+        if self.trust and self._coordinates:
+            scores = Scores(self.trust, self._coordinates, self._kept)
+        intake = self.intake(self._total, scores)
         try:
             return self._advance(intake, intake.take(updates), population)
         except Skipped as reason:
@@ -270,8 +274,10 @@ class Server:
                     raise CheckpointError(f"the adapter's {name!r} does not hold numbers")
             limits = Limits.of(self.guard, saved["gate"])
             kept = Kept()
-            if self.trust and "trust/samples" in tensors:
-                kept = Kept.of(saved["trust"], tensors["trust/samples"].numpy())
+            if self._coordinates and "trust/samples" in tensors:
+                samples = tensors["trust/samples"].numpy()
+                if samples.shape[1:] == self._coordinates.flat.shape:  # of the same settings
+                    kept = Kept.of(saved["trust"], samples)
             weighting = saved["weighting"]["state"].items()
             weighting_state = {key: checkpoint.numbers(values) for key, values in weighting}
         for name, view in self._tensors().items():
@@ -280,7 +286,7 @@ class Server:
         self._method_state, self._adapter_state = method_state, adapter_state
         self._weighting_state = weighting_state
 
-    def intake(self, total: Sum, *, sums_alone: bool = True) -> Intake:
+    def intake(self, total: Sum, scores: Scores | None = None) -> Intake:
         """What takes in the next round's updates, and adds them to `total`."""
         model_norm = 0.0
         if "norm" not in self._limits.usual:
@@ -297,9 +303,7 @@ class Server:
             base=self._received(),
             base_buffers=self._buffers,
             limits=self._limits.copy(),
-            trust=self.trust,
-            kept=self._kept,
-            coordinates=None if sums_alone else self._coordinates,
+            scores=scores,
             model_norm=model_norm,
             total=total,
         )
@@ -329,7 +333,7 @@ class Server:
         self._move(stats, factors, shift)
         self._buffers.update(intake.new_buffers())
         self._limits = intake.limits.next()
-        self._kept = intake.kept
+        self._kept = intake.scores.kept if intake.scores else self._kept
         self._weighting_state = intake.weighting_state
         self._method_state = method_state
         self._adapter_state = adapter_state

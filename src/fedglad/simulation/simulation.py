@@ -22,6 +22,7 @@ from fedglad.samplers.base import Pool, Sampler
 from fedglad.server.server import Server
 from fedglad.simulation.driver import Driver, guard_of
 from fedglad.simulation.engines.base import Engine, Federation, Job, Updates
+from fedglad.trust import Trust
 from fedglad.weights import Samples
 
 logger = logging.getLogger("fedglad")
@@ -74,6 +75,7 @@ class Simulation(Driver):
             weighting=parts.sampler.weighting or parts.weighting,
             method=parts.client.server,
             guard=guard_of(parts.guard, parts.sampler),
+            trust=Trust() if parts.guard or parts.filter.needs_trust else None,
             distances=parts.sampler.distances,
         )
         super().__init__(server, parts.sampler, parts.seed, client=parts.client, memories=memories)
