@@ -119,15 +119,15 @@ class Limits:
         if not self.guard:
             return 1.0, ""
         usual, scale = self.usual.get(kind), 1.0
-        what = f"the usual {usual:.4g}" if usual else f"{start:.4g}, where nothing is usual yet"
         if usual and value > 0:
             scale = min(1.0, min(self.guard.clip, self.guard.norm) * usual / value)
         most = self.guard.norm if most is None else most
-        name = "norm" if kind == "norm" else f"norm of the {kind}"
-        if not usual and value > ABSURD * most * start:  # also if all are like it
-            raise Rejected(f"{name} {value:.4g} is more than {ABSURD * most:g} times {what}")
         if value <= most * (usual or start):
             return scale, ""
+        name = "norm" if kind == "norm" else f"norm of the {kind}"
+        what = f"the usual {usual:.4g}" if usual else f"{start:.4g}, where nothing is usual yet"
+        if not usual and value > ABSURD * most * start:  # also if all are like it
+            raise Rejected(f"{name} {value:.4g} is more than {ABSURD * most:g} times {what}")
         return scale, f"{name} {value:.4g} is more than {most:g} times {what}"
 
     def cap(self, weight: float) -> float:
