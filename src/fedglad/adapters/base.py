@@ -62,7 +62,7 @@ class Adapter:
     ...         return np.full(len(groups.labels), 1 / stats.gsi_all)
     >>> import fedglad, torch
     >>> server = fedglad.Server({"w": torch.zeros(1)}, adapter=Cautious())
-    >>> server.step([{"w": torch.tensor([g])} for g in (7.0, -1.0)]).scale  # √25/√9
+    >>> server.step([{"w": torch.tensor([g])} for g in (7.0, -1.0)]).scale  # GSI is 5/3
     {'w': 0.6}
     """
 
