@@ -7,7 +7,9 @@ the others, this round's and the last that is kept of everybody else.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from functools import partial
+from itertools import chain, islice
+from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -79,20 +81,15 @@ class Alarm:
         return flag, {"seen": seen + 1, "mean": self.beta * mean + (1 - self.beta) * gsi}
 
 
-NEW: Mapping[str, float] = {
-    "rounds": 0,
-    "flagged": 0,
-    "n": 0.0,
-    "signed": 0.0,
-    "all": 0.0,
-    "loss": 0.0,
-}
-"""A client's record before its first round; see `Kept`."""
-
 ENOUGH = 10  # clients seen twice, from which on one can be unlike the rest of them
 COHORT = 4  # updates, from which on one of them can be long
 SPREAD = 0.84  # a normal distribution's 80 % quantile in units of its standard deviation
 LOWER = 4.5  # times the distance of 10 % and 30 % quantiles: 3.4 of its standard deviations
+SQUARES = 1e-20, 1e30  # squares of lengths between which float32 computes them without loss
+MOST = 1e15  # no number of a history is larger: what is counted or added up stays far below
+FLAG_SETS = [
+    tuple(flag for k, flag in enumerate(FLAGS) if code >> k & 1) for code in range(1 << len(FLAGS))
+]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -132,18 +129,67 @@ class Seen:
     @property
     def directions(self) -> np.ndarray:
         """The rows of the sample with length 1; zeros for one that is zero or not finite."""
-        rows = self.sample.astype(float)
-        lengths = np.linalg.norm(rows, axis=1)
-        good = np.isfinite(lengths) & (lengths > 0)
-        scaled = np.divide(rows, lengths[:, None], out=np.zeros_like(rows), where=good[:, None])
-        return scaled.astype(np.float32)
+        rows, inverse = self.scaled()
+        return rows * inverse[:, None]
+
+    def scaled(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows that point where those of the sample do, and what makes their lengths 1 (or 0)."""
+        rows, (low, high) = self.sample, SQUARES
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares = np.einsum("ij,ij->i", rows, rows)
+        usual = (squares > low) & (squares < high)
+        if not usual.all():
+            rows, odd = rows.copy(), ~usual
+            rows[odd] = _unit(rows[odd])
+            squares[odd] = rows[odd].any(axis=1)
+        inverse = np.divide(1, np.sqrt(squares), out=np.zeros_like(squares), where=squares > 0)
+        return rows, inverse
 
     @property
     def firsts(self) -> np.ndarray:
         """For every update the place of the first that is equal to it, norm and sample."""
-        first: dict[tuple[float, bytes], int] = {}
-        keys = zip(self.norms.tolist(), map(np.ndarray.tobytes, self.sample), strict=True)
-        return np.array([first.setdefault(key, k) for k, key in enumerate(keys)], int)
+        firsts, order = np.arange(len(self.norms)), np.argsort(self.norms, kind="stable")
+        ordered = self.norms[order]
+        same = ordered[1:] == ordered[:-1]
+        if same.any():  # only they can be equal: nobody else's bytes are looked at
+            first: dict[tuple[float, bytes], int] = {}
+            for k in np.sort(order[np.append(same, False) | np.append(False, same)]).tolist():
+                key = float(self.norms[k]), self.sample[k].tobytes()
+                firsts[k] = first.setdefault(key, k)
+        return firsts
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    """Rows with length 1, in float64, where no square of a float32 is too large or too small."""
+    rows = rows.astype(float)
+    rows[~np.isfinite(rows).all(axis=1)] = 0
+    lengths = np.linalg.norm(rows, axis=1)
+    return rows / np.where(lengths > 0, lengths, 1)[:, None]
+
+
+class History(NamedTuple):
+    """What is kept of one client.
+
+    | field | meaning |
+    |---|---|
+    | `rounds`, `flagged` | in how many rounds it was seen, and in how many it was flagged |
+    | `n` | its rounds, older ones counted less, as they are in the three sums that follow |
+    | `signed`, `squares` | of the means of c\\|c\\| and of c², with c as in `Trust` |
+    | `loss` | of the logarithms of its loss over the round's median |
+
+    >>> History(rounds=1, n=1).flagged
+    0.0
+    """
+
+    rounds: float = 0.0
+    flagged: float = 0.0
+    n: float = 0.0
+    signed: float = 0.0
+    squares: float = 0.0
+    loss: float = 0.0
+
+
+NEW = tuple(History())
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,33 +198,89 @@ class Kept:
 
     | field | meaning |
     |---|---|
-    | `clients` | {id: record}: its `rounds`, in how many it was `flagged`, and four running sums |
-    | `samples` | the directions of the last of them, in the same order |
+    | `clients` | {id: the numbers of its `History`} |
+    | `samples` | the directions of the last of them, in the same order, as float16 |
 
-    >>> kept = Kept.of([[7, {**NEW, "rounds": 2}]], np.zeros((1, 3)))
-    >>> kept.to_json()[0][0], kept.clients[7]["rounds"]
-    (7, 2)
+    >>> kept = Kept.of([[7, [2, 0, 1.8, 0.3, 0.5, 0]]], np.array([[0.6, 0.8]]))
+    >>> kept.history(7).rounds, kept.to_json()
+    (2.0, [[7, [2.0, 0.0, 1.8, 0.3, 0.5, 0.0]]])
     """
 
-    clients: Mapping[Client, Mapping[str, float]] = field(default_factory=dict[Client, Any])
-    samples: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    clients: dict[Client, tuple[float, ...]] = field(default_factory=dict[Client, Any])
+    samples: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.float16))
+
+    def history(self, client: Client) -> History:
+        """The client's history; one without rounds for a client that is not known."""
+        return History(*self.clients.get(client, NEW))
 
     def to_json(self) -> list[list[Any]]:
         """All but the samples as JSON types; ids that are numbers stay numbers."""
-        return [[client, dict(record)] for client, record in self.clients.items()]
+        return [[client, list(history)] for client, history in self.clients.items()]
 
     @classmethod
     def of(cls, records: Sequence[Any], samples: np.ndarray) -> "Kept":
-        """What `to_json` gave, with the samples that were saved apart."""
-        return cls(dict(records), np.asarray(samples, np.float32))
+        """What `to_json` gave, with the samples that were saved apart; refuses what it cannot be.
+
+        >>> Kept.of([[7, [2, 0, -1, 0, 0, 0]]], np.zeros((0, 0)))
+        Traceback (most recent call last):
+        ValueError: client 7 is kept with n=-1: must be from 0 to 1e+15
+        """
+        clients: dict[Client, tuple[float, ...]] = {}
+        if not isinstance(records, list | tuple):
+            raise ValueError(f"clients are kept as a {type(records).__name__}: must be a list")
+        for record in records:
+            if not isinstance(record, list | tuple) or len(cast(Any, record)) != 2:
+                raise ValueError(f"{record!r:.80} is kept: must be a client's id and its history")
+            client, numbers = cast(tuple[Any, Any], record)
+            if isinstance(client, bool) or not isinstance(client, int | str):
+                raise ValueError(f"client {client!r:.80} is kept: must be an int or a string")
+            if client in clients:
+                raise ValueError(f"client {client!r:.80} is kept twice")
+            clients[client] = _checked_history(f"client {client!r:.80} is kept with", numbers)
+        return cls(clients, _checked_samples(samples, len(clients)))
 
     def recent(self, n: int) -> list[Client]:
         """The n clients seen last, the very last at the end."""
-        return list(self.clients)[len(self.clients) - n :]
+        return list(islice(reversed(self.clients), n))[::-1]
 
 
-@dataclass(frozen=True)
-class Verdict:
+def _checked_history(what: str, numbers: Any) -> tuple[float, ...]:
+    if not isinstance(numbers, list | tuple) or len(cast(Any, numbers)) != len(NEW):
+        raise ValueError(f"{what} {numbers!r:.80}: must be {len(NEW)} numbers")
+    for name, value in zip(History._fields, cast(Any, numbers), strict=True):
+        low = -MOST if name in ("signed", "loss") else 0.0
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{what} {name}={value!r:.80}: must be a number")
+        if not low <= value <= MOST:
+            raise ValueError(f"{what} {name}={value!r:.80}: must be from {low:g} to {MOST:g}")
+    history = History(*map(float, cast(Any, numbers)))
+    if history.flagged > history.rounds:
+        raise ValueError(f"{what} flagged={history.flagged:g} and rounds={history.rounds:g}")
+    if abs(history.signed) > history.squares * (1 + 1e-6):  # they were added up in float32
+        raise ValueError(
+            f"{what} signed={history.signed} and squares={history.squares}: "
+            "no sum of c|c| is larger than that of c²"
+        )
+    return tuple(history)
+
+
+def _checked_samples(samples: np.ndarray, clients: int) -> np.ndarray:
+    if samples.ndim != 2 or samples.dtype.kind != "f":
+        raise ValueError(
+            f"samples are kept as {samples.dtype} of shape {samples.shape}: "
+            "must be rows of floating-point numbers"
+        )
+    if len(samples) > clients:
+        raise ValueError(f"{len(samples)} samples of {clients} clients are kept: at most one each")
+    with np.errstate(over="ignore"):
+        rows = samples.astype(np.float16)
+    lengths = np.linalg.norm(rows.astype(np.float32), axis=1)
+    if not ((abs(lengths - 1) < 0.01) | (lengths == 0)).all():  # float16 is good for 0.001
+        raise ValueError("samples are kept that are not finite, or of another length than 1")
+    return rows
+
+
+class Verdict(NamedTuple):
     """What is thought of one client after a round.
 
     | field | meaning |
@@ -224,6 +326,9 @@ class Trust:
     little to do with each other, but one whose update is turned around is the opposite of those
     that hold what it holds. Equal updates of a round are one voice, and none for each other.
 
+    An update is compared with at most `samples` others, the round's first: of a larger cohort
+    that many, evenly spaced, then those that were kept last of clients that are absent.
+
     A client's score is 1/(1 + e²), e being the largest of what its flags compare, each over its
     threshold. The defaults were chosen on runs with attackers; what they find in others, and where
     they find nothing, is in docs/trust.md.
@@ -240,7 +345,7 @@ class Trust:
     boosted: Annotated[float, "times the median norm that an update may have"] = 3.0
     memory: Annotated[float, "how much of a client's record stays from one round of it on"] = 0.8
     sample: Annotated[int, "coordinates kept of every update; all of a smaller model"] = 4096
-    samples: Annotated[int, "clients of whom the last update's sample is kept"] = 200
+    samples: Annotated[int, "updates compared with; clients whose last one's sample is kept"] = 64
     clients: Annotated[int, "clients of whom the record is kept"] = 5000
     floor: Annotated[float, "no spread of agreement or log loss is taken for less"] = 0.15
 
@@ -269,127 +374,175 @@ class Trust:
 
     def judge(self, seen: Seen, kept: Kept) -> tuple[list[Verdict], Kept]:
         """The verdicts in the order of the clients, and what is kept after the round."""
-        directions, firsts = seen.directions, seen.firsts
-        moved = directions.any(axis=1)
-        copied = moved & (np.bincount(firsts, minlength=len(firsts))[firsts] > 1)
+        (rows, inverse), firsts, r = seen.scaled(), seen.firsts, len(seen.clients)
+        # The last place of every client; those without an id are like nobody else and not kept.
+        now: dict[Client, int] = {c: k for k, c in enumerate(seen.clients) if c is not None}
+        recent = kept.recent(len(kept.samples))
+        absent = [k for k, client in enumerate(recent) if client not in now]
+        if absent and kept.samples.shape[1] != rows.shape[1]:
+            raise ValueError(
+                f"samples of {kept.samples.shape[1]} coordinates are kept, these have "
+                f"{rows.shape[1]}: begin with Kept() when the model or Trust(sample=...) changes"
+            )
+        places = np.arange(r) if r <= self.samples else np.arange(self.samples) * r // self.samples
+        others = _last(absent, self.samples - len(places))
+        cosines = _cosines(rows, inverse, places, kept.samples[others])
+        codes = [k if client is None else now[client] for k, client in enumerate(seen.clients)]
+        new, moved = _voices(cosines, np.array(codes, int), firsts, places), inverse > 0
+        sums = self._sums(seen, kept, moved, new)
+        worse = _badness(sums)
+        usual = _numbers([kept.clients[recent[k]] for k in others])
+        drift = self._drift(sums, worse, np.concatenate([sums[:, places], usual], axis=1))
         lengths = _over_median(seen.norms, nothing=-math.inf)
-        records = self._records(seen, directions, firsts, kept)
-        agreement = np.array([_mean(record, "signed") for record in records])
-        drift = self._worse(seen, records, kept)
-        evidence = {
-            "drifting": drift / self.drifting,
-            "opposed": -agreement / self.opposed,
-            "boosted": lengths.clip(0) / self._limit(lengths),
-            "copied": np.where(copied, math.inf, 0.0),
-        }
-        verdicts: list[Verdict] = []
-        for k, (client, record) in enumerate(zip(seen.clients, records, strict=True)):
-            found = {flag: float(evidence[flag][k]) for flag in FLAGS}
-            flags = tuple(flag for flag in FLAGS if found[flag] > 1)
-            most = max(0.0, *found.values())
-            score, length = 1 / (1 + most * most), math.exp(min(lengths[k], 100.0))
-            facts = float(agreement[k]), float(drift[k]), length
-            verdicts.append(Verdict(client, score, flags, *facts))
-            record["rounds"] += 1
-            record["flagged"] += bool(flags)
-        return verdicts, self._keep(seen, records, directions, kept)
+        evidence = np.empty((len(FLAGS), r))  # in their order
+        evidence[0] = drift / self.drifting
+        evidence[1] = worse[0] / self.opposed
+        evidence[2] = lengths.clip(0) / self._limit(lengths)
+        evidence[3] = np.where(moved & (np.bincount(firsts)[firsts] > 1), math.inf, 0)
+        found = (1 << np.arange(len(FLAGS))) @ (evidence > 1)
+        most = evidence.max(axis=0, initial=0)
+        sums[0] += 1
+        sums[1] += found > 0
+        columns = (
+            seen.clients,
+            (1 / (1 + most * most)).tolist(),
+            [FLAG_SETS[flags] for flags in found.tolist()],
+            (-worse[0]).tolist(),
+            drift.tolist(),
+            np.exp(np.minimum(lengths, 100.0)).tolist(),
+        )
+        verdicts = list(map(partial(tuple.__new__, Verdict), zip(*columns, strict=True)))
+        return verdicts, self._keep(now, sums, kept, absent, rows, inverse)
 
-    def _records(
-        self, seen: Seen, directions: np.ndarray, firsts: np.ndarray, kept: Kept
-    ) -> list[dict[str, float]]:
-        """The clients' records with this round in their sums; an update of zeros adds nothing."""
-        signed, both = self._voices(seen, directions, firsts, kept)
-        losses = _over_median(seen.losses, nothing=0.0)
-        records: list[dict[str, float]] = []
-        for k, client in enumerate(seen.clients):
-            record = dict(kept.clients.get(client, NEW) if client is not None else NEW)
-            if directions[k].any():
-                new = {"n": 1.0, "signed": signed[k], "all": both[k], "loss": losses[k]}
-                record |= {name: self.memory * record[name] + float(new[name]) for name in new}
-            records.append(record)
-        return records
+    def _sums(
+        self, seen: Seen, kept: Kept, moved: np.ndarray, new: tuple[np.ndarray, np.ndarray]
+    ) -> np.ndarray:
+        """The clients' histories with this round in their sums; an update of zeros adds nothing."""
+        sums = _numbers([kept.clients.get(client, NEW) for client in seen.clients])
+        sums[2:] *= np.where(moved, self.memory, 1)
+        sums[2] += moved
+        sums[3:5] += new
+        sums[5] += moved * _over_median(seen.losses, nothing=0.0)
+        return sums
 
-    def _voices(
-        self, seen: Seen, directions: np.ndarray, firsts: np.ndarray, kept: Kept
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The means of c|c| and of c² over the others, for every client."""
-        ids, r, size = seen.clients, len(seen.clients), directions.shape[1]
-        present, recent = set(ids), kept.recent(len(kept.samples))
-        absent = [k for k, client in enumerate(recent) if client not in present]
-        cosines = directions @ directions.T
-        if absent:
-            if kept.samples.shape[1] != size:
-                raise ValueError(
-                    f"samples of {kept.samples.shape[1]} coordinates are kept, these have {size}: "
-                    "begin with Kept() when the model or Trust(sample=...) changes"
-                )
-            cosines = np.hstack([cosines, (directions @ kept.samples.T)[:, absent]])
-        cosines = cosines.astype(float)
-        voice = np.ones_like(cosines)
-        voice[:, :r] = (firsts[:, None] != firsts) / np.bincount(firsts, minlength=r)[firsts]
-        for k, client in enumerate(ids):  # several updates under one id, and no id
-            voice[k, :r] *= [client is None or client != other for other in ids]
-        signed, count = voice * cosines * abs(cosines), np.maximum(voice.sum(axis=1), 1e-12)
-        return signed.sum(axis=1) / count, abs(signed).sum(axis=1) / count
-
-    def _worse(self, seen: Seen, records: Sequence[Mapping[str, float]], kept: Kept) -> np.ndarray:
+    def _drift(self, sums: np.ndarray, worse: np.ndarray, usual: np.ndarray) -> np.ndarray:
         """By how many spreads agreement is lower, and by how many loss is higher, than usual."""
-        now = dict(zip(seen.clients, records, strict=True))
-        before = {client: kept.clients[client] for client in kept.recent(len(kept.samples))}
-        known = [record for client, record in (before | now).items() if client is not None]
-        known = [record for record in known if record["n"] > 1]
-        if len(known) < ENOUGH:
-            return np.zeros(len(records))
-        sums = np.zeros(len(records))
-        for name, sign in (("signed", -1.0), ("loss", 1.0)):
-            middle, best = np.quantile([sign * _mean(record, name) for record in known], (0.5, 0.2))
-            spread = max((middle - best) / SPREAD, self.floor)
-            worse = np.array([sign * _mean(record, name) for record in records]) - middle
-            sums += worse.clip(0) / spread
-        return np.where([record["n"] > 1 for record in records], sums, 0.0)
+        known = usual[:, usual[2] > 1]
+        drift = np.zeros(sums.shape[1])
+        if known.shape[1] < ENOUGH:
+            return drift
+        for ordered, row in zip(np.sort(_badness(known)).tolist(), worse, strict=True):
+            middle, best = _quantile(ordered, 0.5), _quantile(ordered, 0.2)
+            drift += (row - middle).clip(0) / max((middle - best) / SPREAD, self.floor)
+        return drift * (sums[2] > 1)
 
     def _limit(self, lengths: np.ndarray) -> float:
         """The logarithm of the norm, over the round's median, from which on an update is long.
 
         Its spread is that of the shorter ones, which long ones cannot widen.
         """
-        finite = lengths[np.isfinite(lengths)]
+        finite = np.sort(lengths[lengths > -math.inf]).tolist()
         if len(finite) < COHORT:
             return math.inf
-        low, high = np.quantile(finite, (0.1, 0.3))
-        return max(math.log(self.boosted), LOWER * float(high - low))
+        spread = _quantile(finite, 0.3) - _quantile(finite, 0.1)
+        return max(math.log(self.boosted), LOWER * spread)
 
     def _keep(
         self,
-        seen: Seen,
-        records: Sequence[Mapping[str, float]],
-        directions: np.ndarray,
+        now: Mapping[Client, int],
+        sums: np.ndarray,
         kept: Kept,
+        absent: list[int],
+        rows: np.ndarray,
+        inverse: np.ndarray,
     ) -> Kept:
         """The round's clients after all others; those seen longest ago are forgotten."""
-        now = {client: k for k, client in enumerate(seen.clients) if client is not None}
-        recent = kept.recent(len(kept.samples))
-        rows = [k for k, client in enumerate(recent) if client not in now]
-        fresh = directions[list(now.values())]
-        samples = np.concatenate([kept.samples[rows], fresh]) if rows else fresh
-        clients = {client: kept.clients[client] for client in kept.clients if client not in now}
-        clients |= {client: records[k] for client, k in now.items()}
-        forgotten = max(0, len(clients) - self.clients)
-        return Kept(
-            dict(list(clients.items())[forgotten:]), samples[max(0, len(samples) - self.samples) :]
-        )
+        clients = dict(kept.clients)
+        for client in now:
+            clients.pop(client, None)
+        histories = list(map(tuple, sums.T.tolist()))
+        clients.update((client, histories[k]) for client, k in now.items())
+        for client in list(islice(clients, max(0, len(clients) - self.clients))):
+            del clients[client]
+        fresh = _last(list(now.values()), self.samples)
+        stay = _last(absent, self.samples - len(fresh))
+        samples = np.empty((len(stay) + len(fresh), rows.shape[1]), np.float16)
+        if stay:
+            np.take(kept.samples, stay, axis=0, out=samples[: len(stay)], mode="clip")
+        _convert(rows[fresh] * inverse[fresh, None], samples[len(stay) :])
+        return Kept(clients, samples)
 
 
-def _mean(record: Mapping[str, float], name: str) -> float:
-    """A running sum as a mean, drawn to zero while there are few rounds; agreement is one of c²."""
-    n = record["n"]
-    if name == "loss":
-        return record[name] / (n + 1)
-    return record[name] / record["all"] * n / (n + 1) if record["all"] else 0.0
+def _last(places: list[int], n: int) -> list[int]:
+    return places[max(0, len(places) - n) :]
+
+
+def _cosines(
+    rows: np.ndarray, inverse: np.ndarray, places: np.ndarray, absent: np.ndarray
+) -> np.ndarray:
+    """(compared with, client): those with some of the round, then those with absent clients."""
+    p = len(places)
+    compared = np.empty((p + len(absent), rows.shape[1]), np.float32)
+    np.multiply(rows[places], inverse[places, None], out=compared[:p])
+    if len(absent):
+        _convert(absent, compared[p:])
+    return (compared @ rows.T) * inverse
+
+
+def _voices(
+    cosines: np.ndarray, codes: np.ndarray, firsts: np.ndarray, places: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The means of c|c| and of c² over the others, for every client."""
+    p, others = len(places), np.arange(len(codes))
+    voice = np.ones(len(cosines), np.float32)
+    if (codes == others).all() and (firsts == others).all():
+        cosines[others[:p], places] = 0
+        count = np.full(len(codes), len(cosines), float)
+        count[places] -= 1
+    else:
+        equal = firsts[places]
+        same = (codes[places, None] == codes) | (equal[:, None] == firsts)
+        voice[:p] = 1 / np.bincount(equal, minlength=1)[equal]
+        cosines[:p][same] = 0
+        count = voice.sum() - voice[:p] @ same
+    count = np.maximum(count, 1e-6)
+    signed = cosines * np.abs(cosines)
+    return voice @ signed / count, voice @ np.abs(signed) / count
+
+
+def _numbers(histories: Sequence[tuple[float, ...]]) -> np.ndarray:
+    """Histories as columns."""
+    flat = np.fromiter(chain.from_iterable(histories), float, len(NEW) * len(histories))
+    return flat.reshape(-1, len(NEW)).T.copy()
+
+
+def _badness(rows: np.ndarray) -> np.ndarray:
+    """−A, and the mean logarithm of the loss; both drawn to zero while there are few rounds."""
+    _, _, n, signed, squares, loss = rows
+    agreement = np.divide(signed, squares, out=np.zeros(len(n)), where=squares > 0)
+    return np.array([-agreement * n, loss]) / (n + 1)
 
 
 def _over_median(values: np.ndarray, nothing: float) -> np.ndarray:
     """Logarithms less their median; `nothing` where a value has none."""
-    good = np.isfinite(values) & (values > 0)
-    logs = np.log(values, out=np.full(len(values), nothing), where=good)
-    return np.where(good, logs - np.median(logs[good]), nothing) if good.any() else logs
+    result = np.full(len(values), nothing)
+    good = (values > 0) & (values < math.inf)
+    if good.any():
+        logs = np.log(values[good])
+        result[good] = logs - _quantile(np.sort(logs).tolist(), 0.5)
+    return result
+
+
+def _quantile(ordered: list[float], q: float) -> float:
+    """np.quantile of values in order, in a hundredth of its time."""
+    place = q * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def _convert(rows: np.ndarray, out: np.ndarray) -> None:
+    """Writes rows into `out`, of another precision: twenty times as fast as NumPy with float16."""
+    from torch import from_numpy
+
+    from_numpy(out).copy_(from_numpy(rows))
