@@ -130,6 +130,13 @@ class Limits:
             raise Rejected(f"{name} {value:.4g} is more than {ABSURD * most:g} times {what}")
         return scale, f"{name} {value:.4g} is more than {most:g} times {what}"
 
+    @property
+    def ordinary(self) -> float:
+        """The norm up to which an update is neither cut nor left out."""
+        if not self.guard:
+            return MAX_NORM
+        return min(self.guard.clip, self.guard.norm) * self.usual.get("norm", 0.0)
+
     def cap(self, weight: float) -> float:
         """A client's weight, cut to what it may be by the weights of the rounds before."""
         usual = self.usual.get("weight")

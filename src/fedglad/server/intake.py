@@ -227,8 +227,15 @@ class Intake:
         self, opened: Sequence[Opened], squares: np.ndarray, rows: Sequence[Opened] | Tensor = ()
     ) -> list[Opened]:
         """Those that are accepted, or far; `rows` may be all of them as one matrix."""
-        measured = zip(opened, squares, totals_sq(squares), strict=True)
-        accepted = [update for update, sq, norm_sq in measured if self.judge(update, sq, norm_sq)]
+        totals = totals_sq(squares)
+        measured, most = zip(opened, squares, totals, strict=True), self.limits.ordinary
+        if isinstance(rows, Tensor) and all(math.sqrt(total) <= most for total in totals):
+            accepted = list(opened)  # as `judge` would say, at a quarter of its time
+            for update, sq, total in measured:
+                update.entry["sq_norm"] = total
+                self._accept(update, sq, math.sqrt(total))
+        else:
+            accepted = [update for update, sq, total in measured if self.judge(update, sq, total)]
         if self.scores:
             matrix = rows if isinstance(rows, Tensor) and len(rows) == len(accepted) else None
             self.scores.see(accepted, self.base, matrix)
@@ -464,6 +471,11 @@ class Intake:
         except Rejected as reason:
             update.entry["rejected"] = str(reason)
             return False
+        self._accept(update, sq, norm)
+        return True
+
+    def _accept(self, update: Opened, sq: np.ndarray, norm: float) -> None:
+        update.lengths["norm"] = norm
         update.sq, update.norm = sq, norm
         if update.clip < 1:
             update.sq, update.norm = sq * update.clip**2, norm * update.clip
@@ -475,7 +487,6 @@ class Intake:
         if not self.accepted:
             self._unit = update.raw
         self.accepted.append(update)
-        return True
 
     def _measure(
         self, update: Opened, kind: str, length: float, start: float, most: float | None = None

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedglad.core.sampling import Coordinates
+from fedglad.core.threads import threads
 from fedglad.core.validate import Opened
 from fedglad.trust import Kept, Seen, Trust
 
@@ -34,7 +35,7 @@ class Scores:
         if not accepted:
             return
         entries = [self._updates[k].entry for k in accepted]
-        samples = torch.cat(self._samples)
+        samples = torch.cat(self._samples) if len(self._samples) > 1 else self._samples[0]
         if len(accepted) < len(samples):
             samples = samples[accepted]
         losses = [math.nan if entry["loss"] is None else entry["loss"] for entry in entries]
@@ -44,7 +45,8 @@ class Scores:
             losses=np.array(losses),
             sample=samples.cpu().numpy(),
         )
-        verdicts, self.kept = self.trust.judge(seen, self.kept)
+        with threads(1):  # it is small work
+            verdicts, self.kept = self.trust.judge(seen, self.kept)
         for entry, verdict in zip(entries, verdicts, strict=True):
             entry["trust"] = round(verdict.score, 4)
             if verdict.flags:
