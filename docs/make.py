@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from fedglad.config.catalogue import markdown, settings
+from fedglad.config.catalogue import markdown, paragraphs, settings
 from fedglad.data import Split
 
 HERE = Path(__file__).parent
@@ -38,7 +38,8 @@ HEAD = """# API
 
 Every public name, by the place that it is imported from: the docstrings themselves, written by
 `make docs`. Settings of methods (optimizers, adapters, samplers, …) with their formulas are in
-[methods.md](methods.md).
+[methods.md](methods.md). In an example the names of its own place are imported already
+(`from fedglad.optimizers import Adam`), and so are `numpy as np` and `torch`.
 """
 
 
@@ -113,9 +114,7 @@ def _text(thing: Any) -> str:
 
 
 def _parts(thing: Any) -> list[str]:
-    """A docstring's paragraphs in Markdown: an example becomes code."""
-    parts = inspect.cleandoc(thing.__doc__ or "").split("\n\n")
-    return [f"```python\n{p}\n```" if p.startswith(">>>") else p for p in parts]
+    return paragraphs(thing.__doc__ or "")
 
 
 def _is_code(part: str) -> bool:

@@ -41,8 +41,10 @@ def simulate(
 ) -> "Iterator[Round]":
     """Runs a preset, a TOML file or a Config, and yields each round as it is done.
 
-    >>> for round in simulate("digits", {"rounds": 2, "adapter.name": "none"}):  # doctest: +SKIP
-    ...     print(round.t, round.test_accuracy, round.record.gsi_all)
+    >>> for round in simulate("digits", {"rounds": 2, "adapter.name": "none"}):
+    ...     print(round.t, len(round.cohort), round.record.status)  # and test_accuracy, seconds, …
+    0 5 stepped
+    1 5 stepped
 
     With own objects, `model` is a module, and `data` has `clients`, `size(k)`, `client(k)` and
     `test()`, the last two giving (x, y).

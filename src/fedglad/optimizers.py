@@ -2,14 +2,6 @@
 
 Each steps in place on a stretch of the flat vectors that shares one factor s: first moments see
 s·ḡ, second moments ḡ. t counts the rounds that stepped before this one.
-
->>> import torch
->>> from fedglad import Server
->>> server = Server({"w": torch.zeros(2)}, optimizer=Momentum(lr=0.5, momentum=0.9))
->>> for _ in range(2):
-...     record = server.step([{"w": torch.tensor([1.0, 2.0])}])
->>> server.state["w"]  # −0.5 · (1 + 1.9), twice that
-tensor([-1.4500, -2.9000])
 """
 
 from __future__ import annotations
@@ -41,6 +33,12 @@ class Optimizer(ABC):
     | "constant" | η |
     | "cosine" | η (1 + cos(π t/over))/2, and 0 from round `over` on |
     | "step" | η drop^⌊t/over⌋ |
+
+    >>> class Sign(Optimizer):  # an own one: θ ← θ − η s sign(ḡ)
+    ...     def step(self, theta, mean, s, slots, t):
+    ...         theta.sub_(mean.sign(), alpha=self.rate(t) * s)
+    >>> Sign(schedule="step", over=10, drop=0.5).rate(25)  # dropped twice
+    0.25
     """
 
     lr: Annotated[float, "the server's rate"] = 1.0
@@ -90,7 +88,14 @@ class Optimizer(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class SGD(Optimizer):
-    """FedAvg with a server rate (McMahan et al. 2017, arXiv:1602.05629): θ ← θ − η s ḡ."""
+    """FedAvg with a server rate (McMahan et al. 2017, arXiv:1602.05629): θ ← θ − η s ḡ.
+
+    >>> import fedglad, torch
+    >>> server = fedglad.Server({"w": torch.zeros(1)}, optimizer=SGD(lr=0.5))
+    >>> record = server.step([{"w": torch.tensor([g])} for g in (1.0, 3.0)])
+    >>> server.state["w"]  # −0.5 · (1 + 3)/2
+    tensor([-1.])
+    """
 
     def step(self, theta: Tensor, mean: Tensor, s: float, slots: Slots, t: int) -> None:
         theta.sub_(mean, alpha=self.rate(t) * s)
@@ -102,6 +107,13 @@ class Momentum(Optimizer):
 
     With a constant local rate it is SlowMo too. arXiv:1909.06335.
     Differs from FedGLAD's Alg. 2: undampened (d = 0) by default, as in its published code.
+
+    >>> import fedglad, torch
+    >>> server = fedglad.Server({"w": torch.zeros(2)}, optimizer=Momentum(lr=0.5, momentum=0.9))
+    >>> for _ in range(2):
+    ...     record = server.step([{"w": torch.tensor([1.0, 2.0])}])
+    >>> server.state["w"]  # −0.5 · (1 + 1.9), twice that
+    tensor([-1.4500, -2.9000])
     """
 
     momentum: Annotated[float, "μ"] = 0.9
@@ -140,6 +152,12 @@ class Adam(Optimizer):
     | "reddi" (Reddi et al. 2021, Alg. 2, arXiv:2003.00295) | .9, .99 | 1e-3 | ε² | 1 |
 
     `betas` and `eps` override the form's own. torch.optim.Adam places ε differently.
+
+    >>> import fedglad, torch
+    >>> server = fedglad.Server({"w": torch.zeros(2)}, optimizer=Adam(lr=0.1))
+    >>> record = server.step([{"w": torch.tensor([1.0, -20.0])}])
+    >>> server.state["w"]  # the first step is as long as the rate, for small and large
+    tensor([-0.1000,  0.1000])
     """
 
     lr: Annotated[float, "the server's rate"] = 0.01
@@ -219,7 +237,15 @@ def _long_ago() -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Yogi(Adam):
-    """FedYogi: Adam with v ← v − (1−β₂) ḡ² sign(v − ḡ²) (Reddi et al. 2021, arXiv:2003.00295)."""
+    """FedYogi: Adam with v ← v − (1−β₂) ḡ² sign(v − ḡ²) (Reddi et al. 2021, arXiv:2003.00295).
+
+    >>> import fedglad, torch
+    >>> yogi = Yogi(lr=1.0, betas=(0.5, 0.5), eps=1.0)
+    >>> server = fedglad.Server({"w": torch.zeros(1)}, optimizer=yogi)
+    >>> record = server.step([{"w": torch.tensor([2.0])}])
+    >>> server.state["w"]  # −1/(√(1 + 2) + 1)
+    tensor([-0.3660])
+    """
 
     form: Annotated[Literal["authors", "reddi"], FORM] = "reddi"
 
@@ -233,6 +259,12 @@ class Adagrad(Optimizer):
     """FedAdagrad (Reddi et al. 2021): v ← v + ḡ², θ ← θ − η s ḡ/(√v + ε), v₀ = ε².
 
     With `beta1` > 0 the step takes m ← β₁m + (1−β₁) s ḡ instead of s ḡ. arXiv:2003.00295.
+
+    >>> import fedglad, torch
+    >>> server = fedglad.Server({"w": torch.zeros(1)}, optimizer=Adagrad(lr=1.0, eps=1.0))
+    >>> record = server.step([{"w": torch.tensor([1.0])}])
+    >>> server.state["w"]  # −1/(√(1 + 1) + 1)
+    tensor([-0.4142])
     """
 
     lr: Annotated[float, "the server's rate"] = 0.01

@@ -1,12 +1,4 @@
-"""Weightings: how much each update counts in the mean.
-
->>> import torch
->>> from fedglad import Server, Update
->>> server = Server({"w": torch.zeros(1)}, weighting=Equal())
->>> record = server.step([Update({"w": torch.tensor([g])}, weight=9 * g) for g in (1.0, 3.0)])
->>> server.state["w"]  # (1 + 3)/2, not (1·9 + 3·27)/36
-tensor([-2.])
-"""
+"""Weightings: how much each update counts in the mean."""
 
 from __future__ import annotations
 
@@ -29,6 +21,13 @@ class Samples:
     """w_k ∝ the update's own weight, usually its number of samples (McMahan et al. 2017).
 
     arXiv:1602.05629.
+
+    >>> import torch
+    >>> from fedglad import Server, Update
+    >>> server = Server({"w": torch.zeros(1)}, weighting=Samples())
+    >>> record = server.step([Update({"w": torch.ones(1)}, weight=n) for n in (100, 300)])
+    >>> [client["weight"] for client in record.clients]
+    [0.25, 0.75]
     """
 
     keeps_updates: ClassVar[bool] = False  # needs the whole cohort at once
@@ -48,7 +47,15 @@ class Samples:
 
 @dataclass(frozen=True, kw_only=True)
 class Equal(Samples):
-    """w_k = 1/r: every update counts the same."""
+    """w_k = 1/r: every update counts the same.
+
+    >>> import torch
+    >>> from fedglad import Server, Update
+    >>> server = Server({"w": torch.zeros(1)}, weighting=Equal())
+    >>> record = server.step([Update({"w": torch.ones(1)}, weight=n) for n in (100, 300)])
+    >>> [client["weight"] for client in record.clients]
+    [0.5, 0.5]
+    """
 
     def weigh(self, weight: float) -> float:
         return 1.0
@@ -60,6 +67,14 @@ class FedAdp(Samples):
 
     φ_k is the angle between g_k and ḡ = Σ n_k g_k / n, φ̃_k its mean over k's participations, and
     f(φ) = a (1 − exp(−exp(−a (φ − 1)))). Wu & Wang 2021, arXiv:2012.00661.
+
+    >>> import torch
+    >>> from fedglad import Server, Update
+    >>> server = Server({"w": torch.zeros(2)}, weighting=FedAdp())
+    >>> rows = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])  # the mean is along the first two
+    >>> record = server.step([Update({"w": row}, client=k) for k, row in enumerate(rows)])
+    >>> [round(client["weight"], 3) for client in record.clients]
+    [0.485, 0.485, 0.03]
     """
 
     keeps_updates: ClassVar[bool] = True
@@ -89,6 +104,12 @@ class InverseDistance(Samples):
     """w_k ∝ 1/(‖θ_k − θ̄‖ + 1e-12) with θ̄ the plain mean (IDA, Yeganeh et al. 2020).
 
     arXiv:2008.07665.
+
+    >>> import fedglad, torch
+    >>> server = fedglad.Server({"w": torch.zeros(1)}, weighting=InverseDistance())
+    >>> record = server.step([{"w": torch.tensor([g])} for g in (1.0, 4.0, 4.0)])
+    >>> [round(client["weight"], 3) for client in record.clients]  # their mean is 2, 1 and 1 away
+    [0.2, 0.4, 0.4]
     """
 
     keeps_updates: ClassVar[bool] = True
@@ -116,6 +137,12 @@ class Optimal(Samples):
     Differs from the paper: where all would be left out, with probability q = Π (1 − p_k), it is
     drawn again, for a round without updates teaches nothing; kept is then k with probability
     p_k/(1 − q), and its weight is (1 − q) w_k/p_k. From m = 5 on, q < 0.7 %.
+
+    >>> import fedglad, torch
+    >>> server = fedglad.Server({"w": torch.zeros(1)}, weighting=Optimal(kept=2))
+    >>> record = server.step([{"w": torch.tensor([g])} for g in (1.0, 1.0, 2.0, 8.0)])
+    >>> [client["weight"] for client in record.clients]  # p is 0.25, 0.25, 0.5, 1; 0.25/p if kept
+    [0.0, 0.0, 0.5, 0.25]
     """
 
     keeps_updates: ClassVar[bool] = True

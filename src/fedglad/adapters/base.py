@@ -17,7 +17,12 @@ GROUPS = "tensor, layer or all: what is measured and scaled together"
 
 @dataclass(frozen=True)
 class Groups:
-    """Which tensors are measured and scaled together: labels, and each tensor's place in them."""
+    """Which tensors are measured and scaled together: labels, and each tensor's place in them.
+
+    >>> layers = Adapter(groups="layer").group({"a.weight": 6, "a.bias": 2, "b.weight": 3})
+    >>> layers.labels, layers.sum({"a.weight": 1.0, "a.bias": 2.0, "b.weight": 4.0})
+    (('a', 'b'), array([3., 4.]))
+    """
 
     labels: tuple[str, ...]
     index: np.ndarray
@@ -35,6 +40,11 @@ class Factors:
     """An adapter's answer, per group: GSI, what it was compared with (0: nothing yet), and s.
 
     `shrink` is what θ is multiplied with after the step, if anything.
+
+    >>> from fedglad import Statistics
+    >>> cohort = Statistics({"w": 5.0}, {"w": 2.5}, {"w": 1.25}, (0.5, 0.5))
+    >>> Adapter().adapt(cohort, Adapter().group({"w": 1}), {}, t=0)[0]  # none: s is 1
+    Factors(gsi=array([2.]), baseline=array([0.]), scale=array([1.]), shrink=None)
     """
 
     gsi: np.ndarray
@@ -45,7 +55,16 @@ class Factors:
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """No adaptation: every factor is 1; GSI is measured all the same."""
+    """No adaptation: every factor is 1; GSI is measured all the same.
+
+    >>> class Cautious(Adapter):  # an own rule: s = 1/GSI
+    ...     def scale(self, stats, groups):
+    ...         return np.full(len(groups.labels), 1 / stats.gsi_all)
+    >>> import fedglad, torch
+    >>> server = fedglad.Server({"w": torch.zeros(1)}, adapter=Cautious())
+    >>> server.step([{"w": torch.tensor([g])} for g in (7.0, -1.0)]).scale  # GSI is 5/3
+    {'w': 0.6}
+    """
 
     compares: ClassVar[bool] = False  # means nothing for a cohort of one
     needs_model: ClassVar[bool] = False  # ‖θ‖² is in Statistics
@@ -150,6 +169,9 @@ class Relative(Adapter):
     E starts as the first x there is. Where there is none in a round, s = 1 and E stays. An x of
     1000 or more gets 1 + γt, one of −1000 or less 1 − γt, and E stays: one such round would be
     remembered for hundreds. A factor is never negative. γ = 0: no adaptation; γ = ∞: no bounds.
+
+    >>> Relative(gamma=0.25).compare(np.array([3.0]), np.array([True]), past=np.array([2.0]), t=4)
+    (array([2.]), array([1.5]), array([2.1]))
     """
 
     gamma: Annotated[

@@ -22,6 +22,13 @@ class Glad(Relative):
     arXiv:2301.10400.
 
     Differs from the paper: weights need not be equal, and the two degenerate cases.
+
+    >>> import fedglad, torch
+    >>> server = fedglad.Server({"w": torch.zeros(2)}, adapter=Glad(gamma=0.5))
+    >>> for second in (1.0, -0.5):  # they agree, then they do not
+    ...     record = server.step([{"w": torch.tensor([1.0, g])} for g in (1.0, second)])
+    >>> record.baseline["w"], round(record.scale["w"], 3)  # GSI is √1.625/√1.0625
+    (1.0, 1.237)
     """
 
     compares: ClassVar[bool] = True
@@ -48,6 +55,11 @@ class Pooled(Relative):
     draw a client twice (md, clustered) leaves a small bias. P̄ and E start as the first P_N and x.
     P̄ ≤ 0: s = 1. Updates that are all zero or cancel, and a cohort of one client (or of one with
     all but 1/2000 of the weight), leave P̄ as it is. A rule of our own.
+
+    >>> import fedglad, torch
+    >>> server = fedglad.Server({"w": torch.zeros(1)}, adapter=Pooled(gamma=0.5, beta=0.5))
+    >>> [server.step([{"w": torch.tensor([g])}] * 2).scale["w"] for g in (1.0, 2.0)]  # (1+4)/2/4
+    [1.0, 0.625]
     """
 
     compares: ClassVar[bool] = True
@@ -89,6 +101,11 @@ class Aligned(Relative):
     There is no m in the first round, and no E in the second: s = 1 in both, and where E ≤ 0. A
     cohort that opposes its past is slowed down to 0 at most, not turned round. Keeps one model, m.
     A rule of our own.
+
+    >>> import fedglad, torch
+    >>> server = fedglad.Server({"w": torch.zeros(1)}, adapter=Aligned(gamma=0.5))
+    >>> [server.step([{"w": torch.tensor([g])}]).scale["w"] for g in (1.0, 1.0, -1.0)]
+    [1.0, 1.0, 0.0]
     """
 
     @property

@@ -17,6 +17,12 @@ class FedExP(Adapter):
 
     At ε = 0 it is max(1, GSI²/2). Jhunjhunwala et al. 2023, arXiv:2301.09604.
     Differs from the paper: updates that cancel (GSI ≥ 1000) give 1, not an unbounded step.
+
+    >>> import fedglad, torch
+    >>> server = fedglad.Server({"w": torch.zeros(2)}, adapter=FedExP(eps=0))
+    >>> record = server.step([{"w": torch.tensor([1.0, g])} for g in (3.0, -3.0)])
+    >>> round(record.scale["all"], 3)  # 10/(2 · 1)
+    5.0
     """
 
     compares: ClassVar[bool] = True
@@ -48,6 +54,11 @@ class FedHyper(Adapter):
 
     It depends on the updates' scale, and keeps one model, ḡ_{t−1}. Wang et al. 2024,
     arXiv:2310.03156.
+
+    >>> import fedglad, torch
+    >>> server = fedglad.Server({"w": torch.zeros(1)}, adapter=FedHyper())
+    >>> [server.step([{"w": torch.tensor([0.5])}]).scale["all"] for _ in range(3)]  # 0.5² a round
+    [1.0, 1.25, 1.5]
     """
 
     groups: Annotated[Grouping, GROUPS] = "all"
@@ -86,6 +97,12 @@ class FedLWS(Adapter):
     alone, a bias that starts as 0 would be held there. Shi et al. 2025, arXiv:2503.15111.
     Differs from the paper: it averages ‖g_k − ḡ‖ in the place of the root; this form streams. A
     layer that is all zero is not shrunk: γ would be 0, and it would never move.
+
+    >>> import fedglad, torch
+    >>> server = fedglad.Server({"w": torch.tensor([3.0])}, adapter=FedLWS(min_tau=1, max_tau=1))
+    >>> record = server.step([{"w": torch.tensor([1.0])}])
+    >>> server.state["w"]  # 3/(3 + 1 · 1) of 3 − 1
+    tensor([1.5000])
     """
 
     needs_model: ClassVar[bool] = True
@@ -120,7 +137,14 @@ class FedLWS(Adapter):
 
 @dataclass(frozen=True, kw_only=True)
 class Fixed(Adapter):
-    """The same factor in every round: what any adaptive rule has to beat."""
+    """The same factor in every round: what any adaptive rule has to beat.
+
+    >>> import fedglad, torch
+    >>> server = fedglad.Server({"w": torch.zeros(1)}, adapter=Fixed(value=0.5))
+    >>> record = server.step([{"w": torch.tensor([3.0])}])
+    >>> server.state["w"]
+    tensor([-1.5000])
+    """
 
     value: Annotated[float, "the factor"] = 1.0
 

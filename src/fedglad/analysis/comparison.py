@@ -90,7 +90,15 @@ class Group:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The groups, the baseline first, and what a reader has to know beside the numbers."""
+    """The groups, the baseline first, and what a reader has to know beside the numbers.
+
+    >>> import pathlib, tempfile
+    >>> from fedglad.config import load
+    >>> from fedglad.runs import execute
+    >>> run = execute(*load("digits", {"rounds": 1}), out=pathlib.Path(tempfile.mkdtemp()))
+    >>> compare([run.folder]).groups[0].seeds
+    [{'seed': 1, 'data.seed': 0}]
+    """
 
     metric: str
     baseline: str
@@ -109,6 +117,15 @@ def compare(
 
     Groups come in the order in which they are met. The baseline is the one whose label is, or has
     as a part, `baseline`; by default the first with adapter.name=none, else the first.
+
+    >>> import pathlib, tempfile
+    >>> from fedglad.config import load
+    >>> from fedglad.runs import execute
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> for name in ("none", "glad"):
+    ...     run = execute(*load("digits", {"rounds": 1, "adapter.name": name}), out=folder / name)
+    >>> [group.label for group in compare([folder]).groups]
+    ['adapter.name=none', 'adapter.name=glad']
     """
     try:
         entries, notes = _read(run_folders(map(Path, paths), files=("config.toml",)))

@@ -77,7 +77,13 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """What a rule would have done to the factors of recorded rounds."""
+    """What a rule would have done to the factors of recorded rounds.
+
+    >>> from fedglad import Glad, simulate
+    >>> replayed = replay(simulate("digits", {"rounds": 2, "client.epochs": 1}), Glad())
+    >>> replayed.exact, len(replayed.rounds)  # Glad is the run's own rule
+    (True, 2)
+    """
 
     adapter: Adapter
     rounds: tuple[ReplayedRound, ...]
@@ -113,6 +119,12 @@ def replay(
     `run` is a run's folder, or its rounds: those that `simulate` yields, or lines of rounds.jsonl.
     The adapter starts anew and counts the rounds that stepped, as the server does. `population` is
     the number of clients there are, which Pooled asks for, where the run does not tell it.
+
+    >>> from fedglad import simulate
+    >>> from fedglad.adapters import Fixed
+    >>> rounds = simulate("digits", {"rounds": 2, "client.epochs": 1})
+    >>> replay(rounds, Fixed(value=0.5)).replayed.mean
+    0.5
     """
     if isinstance(run, str | PathLike):
         run = read(run, population=population)

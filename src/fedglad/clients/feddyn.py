@@ -23,6 +23,12 @@ class FedDyn(Counting):
     What is minimised is the plain mean of the F_k, however updates are weighted. arXiv:2111.04263.
     Differs from the paper: it solves each client's problem exactly; here clients take the steps
     they are told to, with any local optimizer. mean(w_k) is by the weights of the run.
+
+    >>> import torch
+    >>> grad, w, theta, own = (torch.tensor([value]) for value in (5.0, 3.0, 1.0, 0.5))
+    >>> FedDyn(alpha=0.1).correct(grad, w, theta, {"lambda_k": own}, {})
+    >>> grad  # 5 − 0.5 + 0.1 · (3 − 1)
+    tensor([4.7000])
     """
 
     alpha: Annotated[float, "α, of the quadratic term"] = 0.1

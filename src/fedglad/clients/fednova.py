@@ -43,6 +43,9 @@ class FedNova(Plain):
     [τ − ρ(1−ρ^τ)/(1−ρ)]/(1−ρ) for momentum ρ. Clients take different numbers of steps if `steps` is
     0 and their sizes differ; with equal ones it is FedAvg. GSI and filters see d_k, and so does
     `sq_norm` in the record. arXiv:2007.07481.
+
+    >>> FedNova(optimizer="sgdm", momentum=0.5).server.lengths([1, 2])  # a: 1, and 1.5 + 1
+    array([1. , 2.5])
     """
 
     needs_mean: ClassVar[bool] = True

@@ -18,6 +18,12 @@ class FedProx(Plain):
     """FedProx (Li et al. 2020): each step takes ∇ + μ(w − θ), so that no client strays far.
 
     The gradient of F_k(w) + (μ/2)‖w − θ‖². μ = 0 is plain, bit for bit. arXiv:1812.06127.
+
+    >>> import torch
+    >>> grad, w, theta = torch.tensor([1.0]), torch.tensor([3.0]), torch.tensor([1.0])
+    >>> FedProx(mu=0.1).correct(grad, w, theta, {}, {})
+    >>> grad  # 1 + 0.1 · (3 − 1)
+    tensor([1.2000])
     """
 
     mu: Annotated[float, "μ, the pull back to θ"] = 0.1

@@ -17,6 +17,9 @@ class FedSGD(Plain):
 
     With all clients and w_k = n_k/n the server's step is one of full-batch gradient descent, whose
     rate is the server's. A client's samples go through the model as one batch. arXiv:1602.05629.
+
+    >>> [*FedSGD().batches(4, np.random.default_rng(1))]
+    [array([0, 1, 2, 3])]
     """
 
     optimizer: Local = "sgd"

@@ -34,6 +34,9 @@ class Plain:
     """FedAvg (McMahan et al. 2017): local SGD and nothing else.
 
     Each step takes the minibatch gradient ∇, and the client sends g_k = θ − θ_k. arXiv:1602.05629.
+
+    >>> Plain(batch_size=16, epochs=5).count(n=40)  # 5 epochs of 3 batches
+    15
     """
 
     optimizer: Local = "sgdm"

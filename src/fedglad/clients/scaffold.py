@@ -30,6 +30,12 @@ class Scaffold(Counting):
     arXiv:1910.06378.
     Differs from the paper: its option I takes the gradient at θ, in a pass of its own; `mean` takes
     it along the way, as FedGLAD's authors do, and so goes with any local optimizer.
+
+    >>> import torch
+    >>> grad, w, own, c = (torch.tensor([value]) for value in (5.0, 0.0, 2.0, 0.5))
+    >>> Scaffold(option="II", optimizer="sgd").correct(grad, w, w, {"c_k": own}, {"c": c})
+    >>> grad  # 5 − 2 + 0.5
+    tensor([3.5000])
     """
 
     option: Annotated[Literal["mean", "II"], OPTION] = "mean"

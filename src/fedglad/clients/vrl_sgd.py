@@ -21,6 +21,12 @@ class VRLSGD(Plain):
     mean of the F_k, however updates are weighted. arXiv:1912.12844.
     Differs from the paper: clients may be sampled and take different numbers of steps, each then
     divided by its own K; θ is moved by the server's optimizer.
+
+    >>> import torch
+    >>> grad, w, own = (torch.tensor([value]) for value in (5.0, 0.0, 2.0))
+    >>> VRLSGD().correct(grad, w, w, {"deviation": own}, {})
+    >>> grad
+    tensor([3.])
     """
 
     optimizer: Local = "sgd"

@@ -38,7 +38,15 @@ class Result:
 
 
 class Workbench:
-    """A model bound to flat vectors, on which one client after the other trains."""
+    """A model bound to flat vectors, on which one client after the other trains.
+
+    >>> bench = Workbench(torch.nn.Linear(1, 1, bias=False), loss=torch.nn.functional.mse_loss)
+    >>> theta = bench.layout.pack({"weight": torch.ones(1, 1)})
+    >>> x, y, rng = torch.ones(4, 1), torch.zeros(4, 1), np.random.default_rng(1)
+    >>> result = bench.train(Plain(optimizer="sgd", lr=0.1), theta, {}, x, y, rng)
+    >>> bench.layout.views(result.delta)["weight"]  # 0.1 · 2 (1 − 0)
+    tensor([[0.2000]])
+    """
 
     def __init__(self, model: nn.Module, loss: Loss = cross_entropy) -> None:
         self.model = model

@@ -1,15 +1,5 @@
 """The configuration of a run: TOML in, checked settings out, and what there is to choose from.
 
->>> from fedglad.config import ConfigError, load, parse_value
->>> name, config = load("mnist", {"adapter.name": "none"})  # or a path to a TOML file
->>> name, config.rounds, config.sections["adapter"]
-('mnist', 50, Adapter(groups='tensor', min_group=1))
->>> try:
-...     load("mnist", {"server.rl": parse_value("0.5")})
-... except ConfigError as error:
-...     print(error)
-unknown key 'server.rl': did you mean 'server.lr'?
-
 `schema` has the sections, `build` makes a dataclass of plain values, `presets` come with the
 library, `keys` are dotted keys, `fit` checks whether a model takes the data, and `catalogue` has
 what each name stands for. May import everything that can be configured, and simulation.

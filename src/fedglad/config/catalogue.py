@@ -26,7 +26,8 @@ HEAD = """# Methods
 
 Every method of a round, with its formula, its source and its settings: the text of the classes
 themselves, written by `make docs`. In a configuration a section is `name` and these settings;
-`--set adapter.name=pooled --set adapter.beta=0.8` sets them on top.
+`--set adapter.name=pooled --set adapter.beta=0.8` sets them on top. In an example the class is
+imported already; [api.md](api.md) says from where.
 """
 
 
@@ -54,6 +55,12 @@ def text(section: str, name: str) -> str:
     return inspect.cleandoc(find(section, name).__doc__ or name)
 
 
+def paragraphs(docstring: str) -> list[str]:
+    """A docstring's paragraphs in Markdown: an example becomes a block of code."""
+    parts = inspect.cleandoc(docstring).split("\n\n")
+    return [f"```python\n{p}\n```" if p.startswith(">>>") else p for p in parts]
+
+
 def reference(text: str) -> str:
     """The first authors and year, and the arXiv number, that a docstring names."""
     matches = [_AUTHORS.search(text), _ARXIV.search(text)]
@@ -75,7 +82,8 @@ def _chapter(section: str, name: str) -> str:
     first = next(iter(REGISTRIES[section]))
     common = [] if name == first else settings(find(section, first))
     table = settings(find(section, name), common)
-    parts = [f"### {name}", "", text(section, name), "", *table]
+    said = "\n\n".join(paragraphs(text(section, name)))
+    parts = [f"### {name}", "", said, "", *table]
     if common:
         parts += [f"{'Else' if table else 'Settings'} as `{first}`.", ""]
     return "\n".join(parts)

@@ -9,7 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Preset:
-    """What is not the default, as a TOML file would say it."""
+    """What is not the default, as a TOML file would say it.
+
+    >>> PRESETS["mnist"].tree["rounds"], PRESETS["mnist"].tree["model"]
+    (50, {'name': 'cnn'})
+    """
 
     about: str
     tree: Mapping[str, Any]

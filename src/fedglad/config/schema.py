@@ -83,7 +83,11 @@ class Unloaded:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A checked configuration: the settings of every box."""
+    """A checked configuration: the settings of every box.
+
+    >>> Config.of({"rounds": 3, "client": {"lr": 0.1}}).to_toml().splitlines()[0]
+    'rounds = 3                      # how many rounds'
+    """
 
     rounds: Annotated[int, "how many rounds"] = 50
     seed: Annotated[int, "of everything random but the partition and the cohorts"] = 1
@@ -235,6 +239,14 @@ def load(
     A file may name code outside of this library, "package.module:Object". It is loaded, unless the
     file is the config.toml of a run's folder, which somebody else may have written: `trust_code`
     loads all of it, none, or only these names. What `overrides` name is always loaded.
+
+    >>> name, config = load("mnist", {"adapter.name": "none"})
+    >>> name, config.rounds, config.sections["adapter"]
+    ('mnist', 50, Adapter(groups='tensor', min_group=1))
+    >>> load("mnist", {"server.rl": 0.5})
+    Traceback (most recent call last):
+    ...
+    fedglad.config.schema.ConfigError: unknown key 'server.rl': did you mean 'server.lr'?
     """
     path = Path(source)
     if preset := PRESETS.get(str(source)):
@@ -320,6 +332,10 @@ def simulate(
     `overrides` are dotted keys, {"adapter.name": "none"}. `model` and `data` take the place of the
     configuration's: a module, and an object that has clients, size(k), client(k) -> (x, y) and
     test() -> (x, y).
+
+    >>> settings = {"rounds": 2, "client.epochs": 1, "sampler.clients_per_round": 3}
+    >>> [len(round.cohort) for round in simulate("digits", settings)]
+    [3, 3]
     """
     from fedglad.simulation.simulation import Simulation
 
@@ -334,7 +350,11 @@ def simulate(
 
 
 def parse_value(text: str) -> Any:
-    """The value of `--set key=value`: TOML where it is, else the text itself."""
+    """The value of `--set key=value`: TOML where it is, else the text itself.
+
+    >>> [parse_value(text) for text in ("0.5", "[1, 2]", "true", "glad")]
+    [0.5, [1, 2], True, 'glad']
+    """
     try:
         return tomllib.loads(f"x = {text}")["x"]
     except tomllib.TOMLDecodeError:
@@ -342,7 +362,11 @@ def parse_value(text: str) -> Any:
 
 
 def find(section: str, name: str) -> type:
-    """The class of a registry name, or of "package.module:Object"."""
+    """The class of a registry name, or of "package.module:Object".
+
+    >>> find("adapter", "glad")
+    <class 'fedglad.adapters.glad.Glad'>
+    """
     registry = REGISTRIES[section]
     target = registry.get(name, name)
     if isinstance(target, type):

@@ -1,11 +1,5 @@
 """Data sets, and how their samples come to clients.
 
->>> from fedglad.data import Digits
->>> federation = Digits(clients=20, alpha=0.5).load_federation()
->>> inputs, labels = federation.client(3)  # what client 3 trains on
->>> federation.clients, len(labels) == federation.size(3)
-(20, True)
-
 `federation` is what a simulation asks of a data set; `partition/` and `split` say which samples
 each client owns, `picture` shows it. `digits`, `images`, `texts` and `synthetic` are the sets;
 `pixels`, `tokens`, `words`, `encoders` and `vectors` make a model's inputs of them; `store`,

@@ -23,6 +23,14 @@ class Federation(Protocol):
     | `labels(k)` | how many samples of each class client k has; None where labels are not known |
     | `prepare(x, training)` | the model's inputs of a batch: stored bytes become numbers there, |
     | | and training images are augmented, by torch's generator |
+
+    >>> class Coins:  # an own one; it inherits nothing
+    ...     clients = 5
+    ...     size = lambda self, k: 8
+    ...     client = test = lambda self, k=0: (torch.full((8, 1), k / 5), torch.arange(8) % 2)
+    >>> from fedglad import simulate
+    >>> len([*simulate("digits", {"rounds": 2}, model=torch.nn.Linear(1, 2), data=Coins())])
+    2
     """
 
     @property

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MNIST(Split):
-    """Handwritten digits (LeCun et al. 1998): 60,000 + 10,000 images of 1×28×28, in [0, 1]."""
+    """Handwritten digits (LeCun et al. 1998): 60,000 + 10,000 images of 1×28×28, in [0, 1].
+
+    >>> MNIST(clients=50, partition="shards").words(classes=10)
+    'shards, at most 2 classes per client'
+    """
 
     samples: ClassVar[int | None] = 60_000
 
@@ -27,7 +31,11 @@ class MNIST(Split):
 
 @dataclass(frozen=True, kw_only=True)
 class CIFAR10(Split):
-    """Photographs of ten kinds (Krizhevsky 2009): 50,000 + 10,000 images of 3×32×32, normalised."""
+    """Photographs of ten kinds (Krizhevsky 2009): 50,000 + 10,000 images of 3×32×32, normalised.
+
+    >>> CIFAR10(augment=False, partition="dirichlet", alpha=0.3).words(classes=10)
+    'dirichlet, α = 0.3 per client, as most other tools count it'
+    """
 
     samples: ClassVar[int | None] = 50_000
 

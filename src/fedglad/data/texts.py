@@ -59,7 +59,11 @@ class Texts(Split):
 
 @dataclass(frozen=True, kw_only=True)
 class TwentyNews(Texts):
-    """Usenet posts of 1993 in 20 groups (Lang 1995): 11,314 + 7,532 texts."""
+    """Usenet posts of 1993 in 20 groups (Lang 1995): 11,314 + 7,532 texts.
+
+    >>> TwentyNews(tokenizer="words", strip=True).needs  # what is fetched: no encoder's tokenizer
+    ('20news',)
+    """
 
     samples: ClassVar[int | None] = 11_314
     source: ClassVar[str] = "20news"
@@ -71,7 +75,11 @@ class TwentyNews(Texts):
 
 @dataclass(frozen=True, kw_only=True)
 class AGNews(Texts):
-    """Short news in four classes (Zhang et al. 2015): 120,000 + 7,600 texts, title and all."""
+    """Short news in four classes (Zhang et al. 2015): 120,000 + 7,600 texts, title and all.
+
+    >>> AGNews(clients=1000).needs  # what is fetched
+    ('agnews', 'minilm')
+    """
 
     samples: ClassVar[int | None] = 120_000
     source: ClassVar[str] = "agnews"
@@ -79,7 +87,11 @@ class AGNews(Texts):
 
 @dataclass(frozen=True, kw_only=True)
 class AGNews76k(Texts):
-    """A part of AG News, no uniform sample: 76,306 of 120,000 + 7,600 texts; not its results."""
+    """A part of AG News, no uniform sample: 76,306 of 120,000 + 7,600 texts; not its results.
+
+    >>> AGNews76k.samples, AGNews76k().needs  # what is fetched
+    (76306, ('agnews-76k', 'minilm'))
+    """
 
     samples: ClassVar[int | None] = 76_306
     source: ClassVar[str] = "agnews-76k"

@@ -1,11 +1,5 @@
 """The same Server inside Flower: a strategy, a monitor for other strategies, a mod for clients.
 
->>> from fedglad import Glad
->>> from fedglad.flower import FedGLAD, Monitor, report_norms
->>> strategy = FedGLAD(adapter=Glad(), fraction_evaluate=0.0)  # in a ServerApp, then strategy.start
->>> from flwr.clientapp import ClientApp
->>> app = ClientApp(mods=[report_norms])  # clients that report norms, for sums alone
-
 Nothing is loaded before it is used: `report_norms` needs NumPy alone, the others torch and flwr.
 Knows server, samplers and runs; nothing of the library but the command line may import it.
 """

@@ -22,7 +22,10 @@ def report_norms(
 ) -> "Message":
     """A mod that adds ‖θ − θ_k‖² of every array to the reply's metrics, for `report="norms"`.
 
-        @app.train(mods=[report_norms, ...])
+    >>> from flwr.clientapp import ClientApp
+    >>> app = ClientApp()
+    >>> @app.train(mods=[report_norms])
+    ... def train(message, context): ...
 
     It stands first, that is outermost, and so measures what is really sent, clipped and noisy as
     it may be. Arrays that are not floating point count as 0. A reply that is not one ArrayRecord of

@@ -25,7 +25,10 @@ OBSERVED = ("configure_train", "aggregate_train", "aggregate_evaluate")
 class Monitor(Strategy):
     """Measures every round of a Flower strategy and leaves its model as it is.
 
-        strategy = Monitor(FedAvg(fraction_train=0.1))
+    >>> from flwr.serverapp.strategy import FedAvg
+    >>> strategy = Monitor(FedAvg(fraction_train=0.1))
+    >>> strategy.fraction_train, strategy.records  # FedAvg's own setting; no round yet
+    (0.1, [])
 
     `records` has one dict a round, in the fields of a run's rounds.jsonl: GSI, the alarm, what
     fedglad would have rejected, and the factors that the adapter would have used. With

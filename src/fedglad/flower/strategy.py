@@ -40,8 +40,10 @@ class NothingTrained(RuntimeError):
 class FedGLAD(Strategy):
     """Any of fedglad's server optimizers, adapters, weightings, filters and samplers on Flower.
 
-        strategy = FedGLAD(optimizer=Adam(lr=5e-3), adapter=Glad(), fraction_train=0.1)
-        result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=100)
+    >>> from fedglad.optimizers import Adam
+    >>> strategy = FedGLAD(optimizer=Adam(lr=5e-3), fraction_train=0.1)
+    >>> strategy.adapter, strategy.records  # which fill while strategy.start(grid, arrays) runs
+    (Glad(groups='tensor', min_group=1, gamma=0.02, beta=0.9), [])
 
     The positional arguments are those of Flower's FedAvg and mean the same. Clients stay as they
     are: they reply with their full weights and `num-examples`.

@@ -1,9 +1,5 @@
 """Models, one file a family; known to the configuration alone.
 
->>> from fedglad.models import MLP
->>> sum(p.numel() for p in MLP(features=64, hidden=(32,), classes=10).build().parameters())
-2410
-
 May import data, for weights and vectors that are fetched as data sets are, and nothing else.
 
 A model is a frozen dataclass of settings whose `build()` gives the module, initialised from

@@ -21,6 +21,9 @@ class Encoder:
     W of queries or values becomes W + BA, with B and A of that rank; only they and the head are
     trained, all else is constant, and not sent. A folder has config.json and weights; `random`
     weights need its config.json alone.
+
+    >>> Encoder().needs, Encoder(source="distilbert-base-uncased", lora=8).reads  # cache, data
+    (('minilm',), {'tokenizer': 'distilbert-base-uncased'})
     """
 
     source: Annotated[str, "minilm, a name of the Hugging Face hub, or a folder"] = "minilm"

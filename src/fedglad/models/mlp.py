@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 class MLP:
     """Dense layers with ReLU between.
 
-    The default is the 2NN of McMahan et al. 2017, arXiv:1602.05629, for MNIST: 199,210 parameters.
-    An input has 784 numbers there, 64 in digits and 60 in synthetic.
+    The default is the 2NN of McMahan et al. 2017, arXiv:1602.05629, for MNIST. An input has 784
+    numbers there, 64 in digits and 60 in synthetic.
+
+    >>> sum(p.numel() for p in MLP().build().parameters())  # 785 · 200 + 201 · 200 + 201 · 10
+    199210
     """
 
     features: Annotated[int, "inputs"] = 784

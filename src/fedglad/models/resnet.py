@@ -16,9 +16,12 @@ class ResNet56:
     """Bottleneck blocks with BatchNorm: the ResNet-56 of FedGLAD's CIFAR-10 experiments.
 
     3×3 stem of 16, three stages of 6 blocks with 16, 32, 64 planes, each block 1×1, 3×3, 1×1 with
-    four times as many outputs, mean over the image, dense: 591,322 parameters in 176 tensors for
-    3 channels and 10 classes. Images may have any size, and each stage but the first halves them.
-    Not the ResNet-56 of He et al., which is `ResNet56Basic`.
+    four times as many outputs, mean over the image, dense. Images may have any size, and each stage
+    but the first halves them. Not the ResNet-56 of He et al., which is `ResNet56Basic`.
+
+    >>> parameters = [p.numel() for p in ResNet56().build().parameters()]
+    >>> len(parameters), sum(parameters)  # for 3 channels and 10 classes
+    (176, 591322)
     """
 
     channels: Annotated[int, "of the images"] = 3
@@ -57,9 +60,13 @@ class ResNet56:
 class ResNet56Basic(ResNet56):
     """The ResNet-56 of He et al.: 9 blocks a stage of two 3×3 convolutions, with BatchNorm.
 
-    853,018 parameters in 167 tensors for 3 channels and 10 classes: shortcuts between stages are
-    their option A, every second pixel and zeros for the new planes, without parameters (option B,
-    a 1×1 convolution with BatchNorm, would have 855,770). Fields as `ResNet56`.
+    Shortcuts between stages are their option A, every second pixel and zeros for the new planes,
+    without parameters (with option B, a 1×1 convolution with BatchNorm, there would be 855,770).
+    Fields as `ResNet56`.
+
+    >>> parameters = [p.numel() for p in ResNet56Basic().build().parameters()]
+    >>> len(parameters), sum(parameters)  # for 3 channels and 10 classes
+    (167, 853018)
     """
 
     blocks: Annotated[tuple[int, ...], "residual blocks of each stage"] = (9, 9, 9)
@@ -71,8 +78,12 @@ class ResNet56Basic(ResNet56):
 class ResNet56GroupNorm(ResNet56):
     """`ResNet56` with GroupNorm (Wu and He 2018): no sample sees another, and there are no buffers.
 
-    591,322 parameters in 176 tensors. Two groups, as Reddi et al. 2021 (arXiv:2003.00295) have in
-    their federated ResNet; `groups` must divide `width`. Other fields as `ResNet56`.
+    Two groups, as Reddi et al. 2021 (arXiv:2003.00295) have in their federated ResNet; `groups`
+    must divide `width`. Other fields as `ResNet56`.
+
+    >>> model = ResNet56GroupNorm().build()
+    >>> sum(p.numel() for p in model.parameters()), len(list(model.buffers()))
+    (591322, 0)
     """
 
     groups: Annotated[int, "of planes that are normalised together"] = 2

@@ -1,18 +1,5 @@
 """Runs on disk: a run's folder and its one reader, running and resuming, many at a time, tuning.
 
->>> import tempfile, pathlib
->>> from fedglad.config import load
->>> from fedglad.runs import Run, check, execute, tasks
->>> folder = pathlib.Path(tempfile.mkdtemp())
->>> short = {"rounds": 2, "client.epochs": 1}
->>> run = execute(*load("digits", short), out=folder / "one")  # a finished run is kept as it is
->>> [line["status"] for line in Run(folder / "one").rounds()]
-['stepped', 'stepped']
->>> check(folder / "one").good  # every file is as it was written
-True
->>> [task.label for task in tasks("digits", ["adapter.name=none,glad"], short, folder)]  # to sweep
-['adapter.name=none', 'adapter.name=glad']
-
 May import config and simulation.
 """
 

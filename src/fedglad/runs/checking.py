@@ -62,7 +62,15 @@ class Check:
 
 
 def check(folder: Path) -> Check:
-    """Reads every file of a run's folder, finished or not; changes nothing."""
+    """Reads every file of a run's folder, finished or not; changes nothing.
+
+    >>> import pathlib, tempfile
+    >>> from fedglad.config import load
+    >>> from fedglad.runs import execute
+    >>> run = execute(*load("digits", {"rounds": 1}), out=pathlib.Path(tempfile.mkdtemp()))
+    >>> check(run.folder).good  # every file is as it was written
+    True
+    """
     if not folder.is_dir():
         raise RunError(no_folder(folder))
     if not is_run(folder):

@@ -133,7 +133,14 @@ class _Seen:
 
 @dataclass(frozen=True)
 class Run:
-    """A folder that holds a run, or will; all that is known of it is read here."""
+    """A folder that holds a run, or will; all that is known of it is read here.
+
+    >>> import pathlib, tempfile
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> written = (folder / "config.toml").write_text("rounds = 3")
+    >>> Run(folder).config, Run(folder).rounds(), Run(folder).summary  # before its first round
+    ({'rounds': 3}, [], None)
+    """
 
     folder: Path
     _seen: _Seen = field(init=False, repr=False, compare=False, default_factory=_Seen)

@@ -40,6 +40,13 @@ def execute(
     therefore not loaded, is run only if it was trusted for this folder before: `trust_code` trusts
     it. What is damaged of an unfinished run is said to `on_lost`, and the run goes on from the last
     state that is whole.
+
+    >>> import pathlib, tempfile
+    >>> from fedglad.config import load
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> run = execute(*load("digits", {"rounds": 2, "client.epochs": 1}), out=folder)
+    >>> [line["status"] for line in run.rounds()]
+    ['stepped', 'stepped']
     """
     default = Path("runs") / f"{name}-{config.hash()}"
     config = trusted(config, out or default, trust_code=trust_code)

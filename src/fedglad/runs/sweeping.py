@@ -27,7 +27,13 @@ from fedglad.simulation.engines.settings import Local, Serial
 
 @dataclass(frozen=True)
 class Task:
-    """One configuration of a sweep, its folder, what the grids set; of a control, its rule."""
+    """One configuration of a sweep, its folder, what the grids set; of a control, its rule.
+
+    >>> from pathlib import Path
+    >>> [task] = tasks("digits", ["seed=7"], {"rounds": 5}, Path("runs"))
+    >>> task.label, task.config.rounds
+    ('seed=7', 5)
+    """
 
     name: str
     config: Config
@@ -99,6 +105,11 @@ def tasks(
 
     Configurations that are the same, apart from the engine, are one task. `trust_code` is needed
     for a run folder's config.toml that names code, as for `execute`.
+
+    >>> from pathlib import Path
+    >>> grids = ["adapter.name=none,glad", "seed=1,2"]
+    >>> [task.label for task in tasks("digits", grids, {"rounds": 5}, Path("runs"))][:3]
+    ['adapter.name=none seed=1', 'adapter.name=none seed=2', 'adapter.name=glad seed=1']
     """
     if not grids:
         raise ConfigError("a sweep needs a grid: --grid seed=1,2,3")
@@ -120,6 +131,13 @@ def sweep(tasks: Sequence[Task], *, jobs: int = 1, then: Then | None = None) -> 
     Finished runs are kept, unfinished ones go on from their checkpoint, and a run that fails does
     not stop the others. After Ctrl-C the running ones finish their round and save; then Interrupted
     is raised. A second one ends them at once.
+
+    >>> import pathlib, tempfile
+    >>> from fedglad.runs import execute
+    >>> [task] = tasks("digits", ["seed=7"], {"rounds": 1}, pathlib.Path(tempfile.mkdtemp()))
+    >>> run = execute(task.name, task.config, out=task.folder)
+    >>> [event.what for event in sweep([task])]  # it is there already
+    ['kept']
     """
     missing, running, cut = deque[Task](), list[_Job](), False
 

@@ -113,6 +113,15 @@ def tune(search: Search, *, trials: int | None = None, jobs: int = 1) -> Generat
     """A sweep of all combinations, or of `trials` of them; yields what happens.
 
     Finished runs are kept, and unfinished or failed ones go on. Ctrl-C: as in a sweep.
+
+    >>> import pathlib, tempfile
+    >>> from fedglad.runs import execute
+    >>> from fedglad.runs.tuning import combinations, result
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> search = combinations("digits", ["client.lr=0.001,0.1"], {"rounds": 5}, folder)
+    >>> runs = [execute(task.name, task.config, out=task.folder) for task in search.tasks]
+    >>> [event.what for event in tune(search)], result(search).best.settings  # both are done
+    (['kept', 'kept'], {'client.lr': 0.1})
     """
     make_folder(search.out)
     return sweep(search.first(trials), jobs=jobs)

@@ -1,11 +1,5 @@
 """Samplers: who takes part in a round. One file a sampler; `base.py` has what they share.
 
->>> from fedglad.rng import stream
->>> from fedglad.samplers import MD, Pool
->>> pool = Pool(clients=3, size=[10, 30, 20].__getitem__, labels=lambda k: None)
->>> MD(clients_per_round=4).sample(stream(1, "cohort", 0), 0, {}, pool, list)  # 4 draws by size
-Cohort(ids=(1, 2), weights=(0.5, 0.5))
-
 A sampler is frozen settings; what it remembers is a dict of JSON types that the checkpoint saves.
 May import records, rng and weights.
 """

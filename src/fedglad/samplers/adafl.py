@@ -24,6 +24,10 @@ class AdaFL(Sampler):
     O(N).
 
     Differs from the paper: r is fixed, as in the authors' code of FedGLAD, and does not grow.
+
+    >>> from fedglad import Record
+    >>> AdaFL(alpha=0.5).observe({}, Record("stepped", distances={0: 1.0, 1: 3.0}))
+    {'relative': {'0': 0.75, '1': 1.25}}
     """
 
     alpha: Annotated[float, "how much of p stays from round to round"] = 0.9

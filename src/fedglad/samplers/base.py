@@ -42,6 +42,9 @@ class Pool:
     | `update_bytes` | the size of an update; 0: not known |
     | `ids` | those that can be reached in this round; None: all |
     | `memo` | what is computed once and kept; the pools of all rounds share it |
+
+    >>> Pool(clients=3, size=[10, 20, 10].__getitem__, labels=lambda k: None).shares
+    array([0.25, 0.5 , 0.25])
     """
 
     clients: int
@@ -90,7 +93,11 @@ class Pool:
 
 @dataclass(frozen=True)
 class Cohort:
-    """Who takes part; `weights` override the clients' numbers of samples."""
+    """Who takes part; `weights` override the clients' numbers of samples.
+
+    >>> Cohort.of_draws(np.array([4, 7, 4, 4]))  # client 4 was drawn three times
+    Cohort(ids=(4, 7), weights=(0.75, 0.25))
+    """
 
     ids: tuple[int, ...]
     weights: tuple[float, ...] | None = None
@@ -115,6 +122,13 @@ class Sampler:
     | `bernoulli` | in each round with probability `reachable` |
     | `markov` | as in the round before with probability `persistence`, else drawn as above |
     | `cyclic` | in the first `reachable` of every `cycle` rounds, client k a round after k − 1 |
+
+    >>> class First(Sampler):  # an own one: always the first r
+    ...     def draw(self, rng, t, state, pool, ask):
+    ...         return Cohort(tuple(range(self.clients_per_round)))
+    >>> pool = Pool(clients=10, size=lambda k: 1, labels=lambda k: None)
+    >>> First(clients_per_round=3).sample(np.random.default_rng(1), 0, {}, pool, list).ids
+    (0, 1, 2)
     """
 
     clients_per_round: Annotated[int, "r"] = 10

@@ -55,6 +55,12 @@ class Clustered(Sampler):
 
     Differs from the authors' code: Ward's distances are those of the updates, where theirs are of
     the rows of a similarity matrix.
+
+    >>> from fedglad.rng import stream
+    >>> pool = Pool(clients=4, size=[30, 10, 10, 10].__getitem__, labels=lambda k: None)
+    >>> chosen = Clustered(clients_per_round=2)  # client 0, and one of the others
+    >>> chosen.sample(stream(1, "cohort", 0), 0, {}, pool, list)
+    Cohort(ids=(0, 1), weights=(0.5, 0.5))
     """
 
     by: Annotated[Literal["size", "similarity"], BY] = "size"

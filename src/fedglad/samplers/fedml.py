@@ -15,6 +15,11 @@ class FedML(Uniform):
     FedML (He et al. 2020, arXiv:2007.13518) seeds it anew in every round: runs with as many clients
     meet the same cohorts, those of the code behind the FedGLAD paper among them. So `seed` stays
     "round", and a round that is tried again (Flower) asks the same clients, if they are there.
+
+    >>> from fedglad.rng import stream
+    >>> pool = Pool(clients=10, size=lambda k: 1, labels=lambda k: None)
+    >>> FedML(clients_per_round=3).sample(stream(1, "cohort", 0), 0, {}, pool, list).ids
+    (2, 8, 4)
     """
 
     def __post_init__(self) -> None:

@@ -17,6 +17,11 @@ class MD(Sampler):
 
     Differs from the authors' code of FedGLAD: a client that is drawn twice trains once, with the
     weight 2/r, where theirs trains it twice.
+
+    >>> from fedglad.rng import stream
+    >>> pool = Pool(clients=3, size=[10, 30, 20].__getitem__, labels=lambda k: None)
+    >>> MD(clients_per_round=4).sample(stream(1, "cohort", 0), 0, {}, pool, list)  # 4 draws by size
+    Cohort(ids=(1, 2), weights=(0.5, 0.5))
     """
 
     own_weights: ClassVar[bool] = True

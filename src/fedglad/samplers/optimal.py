@@ -18,6 +18,12 @@ class Optimal(Choosing):
     candidates are all clients, E[w_k] = n_k/n. It saves uploads, and no training.
 
     The draws that thin the cohort follow its order, and so `seed`, as the cohorts do.
+
+    >>> from fedglad.rng import stream
+    >>> pool = Pool(clients=10, size=lambda k: 1, labels=lambda k: None)
+    >>> chosen = Optimal(clients_per_round=3, candidates=5)
+    >>> len(chosen.sample(stream(1, "cohort", 0), 0, {}, pool, list).ids), chosen.weighting
+    (5, Optimal(kept=3, seed=0))
     """
 
     candidates: Annotated[int, "how many train, at least r; 0: all clients"] = 0

@@ -14,6 +14,13 @@ class PowerOfChoice(Choosing):
 
     Then the plain mean. A candidate whose loss cannot be had comes last. Cho et al. 2020,
     arXiv:2010.01243. All N sizes are asked for once in a run, and a round costs O(N) and d losses.
+
+    >>> from fedglad.rng import stream
+    >>> pool = Pool(clients=10, size=lambda k: 1, labels=lambda k: None)
+    >>> losses = lambda asked: [float(k) for k in asked]  # client k's loss is k
+    >>> chosen = PowerOfChoice(clients_per_round=3, candidates=10)
+    >>> chosen.sample(stream(1, "cohort", 0), 0, {}, pool, losses).ids
+    (9, 8, 7)
     """
 
     candidates: Annotated[int, "d, at least r; 0: twice r, or all there are"] = 0

@@ -15,6 +15,12 @@ class Scripted(Uniform):
 
     Of those named, the ones that are reachable take part.
     Rounds count from 0 and are strings, as TOML's keys are: `cohorts = {"39" = [3, 14, 15]}`.
+
+    >>> from fedglad.rng import stream
+    >>> pool = Pool(clients=10, size=lambda k: 1, labels=lambda k: None)
+    >>> chosen = Scripted(clients_per_round=3, cohorts={"39": [3, 1, 4]})
+    >>> chosen.sample(stream(1, "cohort", 39), 39, {}, pool, list).ids
+    (3, 1, 4)
     """
 
     cohorts: Annotated[dict[str, list[int]], "round to the clients that take part in it"] = field(

@@ -1,14 +1,5 @@
 """The server: one round is validate ▸ filter ▸ aggregate ▸ method ▸ adapt ▸ step.
 
->>> import torch
->>> from fedglad import Server, Update
->>> def halved(mean, extra_sum, count, state):  # a Method: what clients send moves θ as well
-...     return state, -0.5 * extra_sum / count
->>> server = Server({"w": torch.zeros(1)}, method=halved)
->>> record = server.step([Update({"w": torch.ones(1)}, extra={"w": torch.ones(1)})])
->>> server.state["w"]
-tensor([-1.5000])
-
 `intake` takes in a round's updates, `from_sums` a round of which only sums are known, and
 `compatibility` says which parts cannot be combined. May import core and the small vocabularies:
 optimizers, filters, weights and adapters.

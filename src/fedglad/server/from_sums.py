@@ -72,7 +72,7 @@ class Collector:
     many, negative, not finite, or a weight or norm beyond the server's guard). Its values are not
     looked at. `entries` are the record's `clients`, `sq_norm` in them as reported.
 
-    >>> from fedglad import Server
+    >>> from fedglad import Server, Update
     >>> server = Server({"w": torch.zeros(1)})
     >>> collector = Collector(server)
     >>> for g in (1.0, 3.0):

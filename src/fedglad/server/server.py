@@ -52,6 +52,14 @@ class Method(Protocol):
     | `wants_extra` | False: clients send no `extra`, and it is not called; True by default |
     | `lengths(steps) -> a` | for clients that send updates divided by a (FedNova): the mean is |
     |                       | multiplied by Σ w a |
+
+    >>> import fedglad, torch
+    >>> def halved(mean, extra_sum, count, state):  # what clients send moves θ as well
+    ...     return state, -0.5 * extra_sum / count
+    >>> server = Server({"w": torch.zeros(1)}, method=halved)
+    >>> record = server.step([fedglad.Update({"w": torch.ones(1)}, extra={"w": torch.ones(1)})])
+    >>> server.state["w"]
+    tensor([-1.5000])
     """
 
     def __call__(
