@@ -58,7 +58,7 @@ class EMA(Average):
     """Exponential moving average: x ← (1−a)x + aθ, a = max(1−β, 1/(t+1)).
 
     The plain mean of all models until there are 1/(1−β) of them; then each counts β times as much
-    as the next. Ruppert 1988; Polyak & Juditsky 1992, doi:10.1137/0330046.
+    as the next. Morales-Brotons et al. 2024, arXiv:2411.18704.
 
     >>> EMA(beta=0.9).share(0), EMA(beta=0.9).share(3), round(EMA(beta=0.9).share(99), 3)
     (1.0, 0.25, 0.1)
@@ -103,7 +103,7 @@ class Poly(Average):
 
 @dataclass(frozen=True, kw_only=True)
 class Window(Average):
-    """The mean of the last W models, of which it keeps each.
+    """The mean of the last W models, each of which it keeps (Kaddour 2022, arXiv:2209.14981).
 
     >>> Window(size=3).keeps()
     3
