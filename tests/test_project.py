@@ -23,7 +23,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LAYERS = """
 records rng
 core
-optimizers filters weights trust adapters
+optimizers filters weights trust adapters averages
 server
 data
 samplers clients models

@@ -255,19 +255,31 @@ class Round:
     record: Record
     test_loss: float | None = None
     test_accuracy: float | None = None
+    averaged_loss: float | None = None  # the same of the average of the server's past models
+    averaged_accuracy: float | None = None
     label_similarity: float | None = None
     alarm: str | None = None  # "one-sided", "outlier": see trust.py
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
     def to_dict(self) -> dict[str, Any]:
         """One line of a run's `rounds.jsonl`."""
-        loss = self.test_loss
+        averaged: dict[str, Any] = {}
+        if self.averaged_accuracy is not None:
+            averaged = {
+                "averaged_loss": _finite(self.averaged_loss),
+                "averaged_accuracy": self.averaged_accuracy,
+            }
         return {
             "round": self.t,
             **self.record.to_dict(),
-            "test_loss": loss if loss is None or math.isfinite(loss) else None,
+            "test_loss": _finite(self.test_loss),
             "test_accuracy": self.test_accuracy,
+            **averaged,
             "label_similarity": self.label_similarity,
             "alarm": self.alarm,
             "seconds": self.seconds,
         }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -16,6 +16,7 @@ FAMILIES = {
     "guard": "Guards",
     "server": "Server optimizers",
     "adapter": "Adapters",
+    "average": "Averages",
 }
 """The sections of a configuration that are methods, in the order data goes through them."""
 

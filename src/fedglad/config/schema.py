@@ -20,7 +20,17 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_origin, get_type_hints
 
-from fedglad import adapters, clients, data, filters, models, optimizers, samplers, weights
+from fedglad import (
+    adapters,
+    averages,
+    clients,
+    data,
+    filters,
+    models,
+    optimizers,
+    samplers,
+    weights,
+)
 from fedglad.config.fit import agree, check
 from fedglad.config.keys import flat
 from fedglad.config.presets import PRESETS, Preset
@@ -49,8 +59,12 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
     "guard": guard.REGISTRY,
     "server": optimizers.REGISTRY,
     "adapter": adapters.REGISTRY,
+    "average": averages.REGISTRY,
     "engine": engines.REGISTRY,
 }
+
+YOUNGER = {"guard": guard.NoGuard, "average": averages.NoAverage}
+"""Sections that files of before do not have, and what their runs had in the place of it."""
 
 LISTS = {"server": "optimizers", "data": "datasets", "weighting": "weights"}
 """What a section's registry is called in `fedglad list`, where it is not its plural."""
@@ -192,6 +206,7 @@ class Config:
             filter=parts["filter"],
             weighting=parts["weighting"],
             guard=parts["guard"] if isinstance(parts["guard"], guard.Guard) else None,
+            average=None if isinstance(parts["average"], averages.NoAverage) else parts["average"],
             engine=parts["engine"],
             arithmetic=getattr(settings, "arithmetic", 1),
         )
@@ -214,13 +229,22 @@ class Config:
         """Pickled as plain values: a class that was made of a user's function is in no module."""
         return Config.of, (self.to_dict(), tuple(self.own_names().values()))
 
+    def as_begun(self, text: str) -> Config:
+        """The same without the sections that the text of a run's older config.toml does not have.
+
+        That is how the run was begun, and so it goes on.
+        """
+        none = {name: cls() for name, cls in YOUNGER.items() if f"[{name}]" not in text}
+        return replace(self, sections={**self.sections, **none})
+
     def hash(self) -> str:
         """A short name of what determines the result: the engine only if its bits differ."""
         tree: dict[str, Any] = {"format": FORMAT, **self.to_dict()}
         if getattr(self.sections["engine"], "exact", True):
             del tree["engine"]
-        if isinstance(self.sections.get("guard"), guard.NoGuard):
-            del tree["guard"]  # as it was before there was one
+        for section, none in YOUNGER.items():
+            if isinstance(self.sections.get(section), none):
+                del tree[section]  # as it was before there was one
         for section, settings in self.sections.items():
             for name, default in getattr(settings, "added", {}).items():
                 if getattr(settings, name) == default:
@@ -398,13 +422,14 @@ DEFAULTS = {
     "guard": "adaptive",
     "server": "sgd",
     "adapter": "glad",
+    "average": "none",
     "engine": "local",
 }
 
 
 def _with_guard(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     """A complete file that has no guard was written before there was one, and ran without."""
-    if "guard" in tree or not tree.keys() >= REGISTRIES.keys() - {"guard"}:
+    if "guard" in tree or not tree.keys() >= REGISTRIES.keys() - YOUNGER.keys():
         return tree
     engine = tree["engine"]
     if isinstance(engine, Mapping):  # a run with Flower had its guard here

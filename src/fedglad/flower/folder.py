@@ -104,6 +104,7 @@ def describe(session: Session, rounds: int) -> Config:
             "guard": server.guard or NoGuard(),
             "server": session.optimizer,
             "adapter": server.adapter,
+            "average": server.average,
             "engine": Engine(
                 report=session.report,
                 weighted_by=session.weight_key,

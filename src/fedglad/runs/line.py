@@ -22,6 +22,8 @@ NUMBERS = {
     "train_loss": (-LARGEST, LARGEST),
     "test_loss": (-LARGEST, LARGEST),
     "test_accuracy": (0.0, 1.0),
+    "averaged_loss": (-LARGEST, LARGEST),
+    "averaged_accuracy": (0.0, 1.0),
     "label_similarity": (0.0, 1.000001),
     "gsi_all": (1e-9, 1e9),
     "gsi_unfiltered": (1e-9, 1e9),
@@ -82,7 +84,7 @@ def clean(raw: Any) -> tuple[dict[str, Any], list[str]] | None:
     """A record with all its fields, and the names of those that could not be read.
 
     None for what is no record at all: a round needs its number. Fields that are not there are None
-    or empty; `alarm` alone is left out if it was.
+    or empty; `alarm` and the average's are left out if they were.
     """
     if not isinstance(raw, dict):
         return None
@@ -101,7 +103,8 @@ def clean(raw: Any) -> tuple[dict[str, Any], list[str]] | None:
         reason = None
     record: dict[str, Any] = {"round": t, "status": status, "reason": reason and text(reason)}
     for name, (low, high) in NUMBERS.items():
-        record[name] = _checked(given.get(name), low, high, bad, name)
+        if name in given or not name.startswith("averaged_"):  # younger than the others
+            record[name] = _checked(given.get(name), low, high, bad, name)
     record["clients"] = _clients(given.get("clients", []), bad)
     record["groups"] = _groups(given.get("groups", {}), bad)
     record["seconds"] = _seconds(given.get("seconds", {}), bad)

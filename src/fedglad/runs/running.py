@@ -4,12 +4,10 @@ import json
 import logging
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 from fedglad.config.schema import Config, load
 from fedglad.core import checksums, files, malloc
-from fedglad.core.guard import NoGuard
 from fedglad.core.interruptible import interruptible
 from fedglad.records import Round
 from fedglad.runs.checkpoints import check_format, restore, save
@@ -52,8 +50,8 @@ def execute(
     config = trusted(config, out or default, trust_code=trust_code)
     run = Run(out or Path("runs") / f"{name}-{config.hash()}")
     path = run.folder / "config.toml"
-    if not force and path.is_file() and "[guard]" not in path.read_text("utf-8", errors="replace"):
-        config = replace(config, sections={**config.sections, "guard": NoGuard()})  # as it began
+    if not force and path.is_file():
+        config = config.as_begun(path.read_text("utf-8", errors="replace"))
     if not force and _finished(run, config):
         return run
     if path.is_file() and not (resume or force):

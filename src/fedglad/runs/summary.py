@@ -17,14 +17,25 @@ from fedglad.runs.reader import Run
 
 def figures(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The numbers of a run, from its records alone; one that was never measured is None."""
-    measured = (r.get("test_accuracy") for r in rounds)
-    tested = [accuracy for accuracy in measured if accuracy is not None]
+    averaged = any("averaged_accuracy" in r for r in rounds)
     return {
-        "last10_accuracy": math.fsum(tested[-10:]) / len(tested[-10:]) if tested else None,
-        "final_accuracy": tested[-1] if tested else None,
+        **_accuracies(rounds, "test_accuracy", ""),
+        **(_accuracies(rounds, "averaged_accuracy", "averaged_") if averaged else {}),
         "rounds": len(rounds),
         "skipped": sum(r.get("status") == "skipped" for r in rounds),
         "seconds": math.fsum(s for r in rounds for s in r.get("seconds", {}).values()),
+    }
+
+
+def _accuracies(
+    rounds: Sequence[Mapping[str, Any]], field: str, which: str
+) -> dict[str, float | None]:
+    measured = (r.get(field) for r in rounds)
+    tested = [accuracy for accuracy in measured if accuracy is not None]
+    last = tested[-10:]
+    return {
+        f"last10_{which}accuracy": math.fsum(last) / len(last) if last else None,
+        f"final_{which}accuracy": tested[-1] if tested else None,
     }
 
 

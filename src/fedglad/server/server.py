@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedglad import adapters, filters, optimizers, weights
+from fedglad import adapters, averages, filters, optimizers, weights
 from fedglad.adapters import Adapter, Factors
+from fedglad.averages import Average, NoAverage
 from fedglad.core import checkpoint
 from fedglad.core.aggregate import Sum, norms_sq, products
 from fedglad.core.checkpoint import CheckpointError
@@ -22,6 +23,7 @@ from fedglad.core.validate import as_number
 from fedglad.filters import Filter
 from fedglad.optimizers import SGD, Optimizer
 from fedglad.records import Record, Statistics, Update
+from fedglad.server.averaged import Averaged
 from fedglad.server.compatibility import refuse, refuse_sums
 from fedglad.server.from_sums import Sums, take_sums
 from fedglad.server.intake import Intake, Outweighed, Skipped
@@ -34,6 +36,7 @@ REGISTRIES: dict[str, dict[str, type]] = {
     "adapter": adapters.REGISTRY,
     "filter": filters.REGISTRY,
     "weighting": weights.REGISTRY,
+    "average": averages.REGISTRY,
 }
 
 
@@ -78,6 +81,7 @@ class Server:
     | `model` | a module, or a state_dict (torch or numpy); it is copied, never changed |
     | `optimizer` | `SGD(lr=1.0)`, that is FedAvg, unless given |
     | `adapter`, `filter`, `weighting` | none, none, and by the updates' own weights |
+    | `average` | of the models after every round, to be read as `averaged`; none unless given |
     | `method` | the server's half of a client method |
     | `buffers` | names that are buffers, where they cannot be known from a plain dict |
     | `min_clients` | with fewer accepted updates the round is skipped |
@@ -97,6 +101,7 @@ class Server:
         adapter: Adapter | None = None,
         filter: Filter | None = None,
         weighting: Samples | None = None,
+        average: Average | None = None,
         method: Method | None = None,
         buffers: Iterable[str] | None = None,
         min_clients: int = 1,
@@ -110,6 +115,7 @@ class Server:
         self.adapter = adapter or Adapter()
         self.filter = filter or Filter()
         self.weighting = weighting or Samples()
+        self.average = average or NoAverage()
         self.method = method
         self.min_clients = min_clients
         self.guard = guard
@@ -135,6 +141,7 @@ class Server:
         )
         self._adapter_state = self.adapter.start(self._groups)
         self._direction = self.layout.zeros() if self.adapter.direction is not None else None
+        self._averaged = self._new_average()
         self._limits = Limits(guard)
         self._kept = Kept()
         self._coordinates = Coordinates(self.layout, trust.coordinates) if trust else None
@@ -151,21 +158,51 @@ class Server:
     @property
     def params(self) -> dict[str, Tensor]:
         """The parameters, in their own dtypes."""
-        views = self.layout.views(self._theta)
-        dtypes = zip(views.items(), self.layout.dtypes, strict=True)
-        return {name: rounded(view, dtype) for (name, view), dtype in dtypes}
+        return self._named(self._theta)
 
     @property
     def state(self) -> dict[str, Tensor]:
         """Parameters and buffers, as `model.load_state_dict` takes them."""
-        params = self.params
-        tied = {alias: params[name] for alias, name in self.layout.aliases.items()}
-        return {**params, **tied, **self._buffers}
+        return self._whole(self._theta, self._buffers)
+
+    @property
+    def averaged(self) -> dict[str, Tensor]:
+        """The average of the models so far, as `model.load_state_dict` takes it.
+
+        Before the first round that steps it is the model itself.
+        """
+        return self._whole(self._average.x, self._average.buffers)
 
     @property
     def packed(self) -> tuple[Tensor, dict[str, Tensor]]:
         """The parameters as clients have them, one flat vector, and the buffers."""
-        return self._received(), self._buffers
+        return self._received(self._theta), self._buffers
+
+    @property
+    def packed_average(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """The same of the average."""
+        return self._received(self._average.x), self._average.buffers
+
+    @property
+    def _average(self) -> Averaged:
+        if self._averaged is None:
+            raise ValueError("this server keeps no average: give it one, Server(average=EMA())")
+        return self._averaged
+
+    def _new_average(self) -> Averaged | None:
+        if isinstance(self.average, NoAverage):
+            return None
+        return Averaged(self.average, self.layout, self._theta, self._buffers)
+
+    def _named(self, flat: Tensor) -> dict[str, Tensor]:
+        views = self.layout.views(flat)
+        dtypes = zip(views.items(), self.layout.dtypes, strict=True)
+        return {name: rounded(view, dtype) for (name, view), dtype in dtypes}
+
+    def _whole(self, flat: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        params = self._named(flat)
+        tied = {alias: params[name] for alias, name in self.layout.aliases.items()}
+        return {**params, **tied, **buffers}
 
     @property
     def sent(self) -> dict[str, Tensor]:
@@ -239,7 +276,7 @@ class Server:
         tensors, meta = checkpoint.read(path)
         with checkpoint.reading(str(path)):
             for role, registry in REGISTRIES.items():
-                if role not in given:
+                if role not in given and (role != "average" or role in meta):  # the youngest
                     settings = meta[role]["settings"]
                     if settings is None:
                         raise CheckpointError(
@@ -288,8 +325,14 @@ class Server:
                     kept = Kept.of(saved["trust"], samples)
             weighting = saved["weighting"]["state"].items()
             weighting_state = {key: checkpoint.numbers(values) for key, values in weighting}
-        for name, view in self._tensors().items():
+            began = "average" in saved and "count" in saved["average"]
+            count = checkpoint.whole_number(saved["average"]["count"]) if began else 0
+        for name, view in self._tensors(average=began).items():
             view.copy_(tensors[name])
+        if self._averaged and not began:
+            self._averaged = self._new_average()
+        elif self._averaged:
+            self._averaged.count = count
         self.round, self._limits, self._kept = done, limits, kept
         self._method_state, self._adapter_state = method_state, adapter_state
         self._weighting_state = weighting_state
@@ -308,7 +351,7 @@ class Server:
             wants_extra=self._wants_extra,
             lengths=self._lengths,
             wants_distances=self.distances,
-            base=self._received(),
+            base=self._received(self._theta),
             base_buffers=self._buffers,
             limits=self._limits.copy(),
             scores=scores,
@@ -340,6 +383,8 @@ class Server:
 
         self._move(stats, factors, shift)
         self._buffers.update(intake.new_buffers())
+        if self._averaged:
+            self._averaged.finish(self._buffers)
         self._limits = intake.limits.next()
         self._kept = intake.scores.kept if intake.scores else self._kept
         self._weighting_state = intake.weighting_state
@@ -365,8 +410,10 @@ class Server:
             if shrink is not None:
                 for span, s in stretches(block, shrink):
                     self._theta[span].mul_(s)
-        if shift is not None:
-            self._theta += shift
+            if shift is not None:
+                self._theta[block.span] += shift[block.span]
+            if self._averaged:
+                self._averaged.follow(self._theta, block.span)
 
     def _record(self, intake: Intake, stats: Statistics, factors: Factors) -> Record:
         labels, gsi_all = self._groups.labels, stats.gsi_all
@@ -384,13 +431,11 @@ class Server:
             distances=intake.distances,
         )
 
-    def _received(self) -> Tensor:
-        """θ as clients have it: rounded to each parameter's own dtype."""
-        if self.layout.exact:
-            return self._theta
-        return self.layout.pack(self.params)
+    def _received(self, flat: Tensor) -> Tensor:
+        """A model as clients have it: rounded to each parameter's own dtype."""
+        return flat if self.layout.exact else self.layout.pack(self._named(flat))
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def _tensors(self, *, average: bool = True) -> dict[str, Tensor]:
         """Every tensor of the state as a named live view, the method's apart."""
         flats = {"params": self._theta, **{f"slots/{n}": slot for n, slot in self._slots.items()}}
         if self._direction is not None:
@@ -400,7 +445,8 @@ class Server:
             for part, flat in flats.items()
             for name, view in self.layout.views(flat).items()
         }
-        return {**views, **{f"buffers/{name}": value for name, value in self._buffers.items()}}
+        views |= {f"buffers/{name}": value for name, value in self._buffers.items()}
+        return views | (self._averaged.tensors() if self._averaged and average else {})
 
     def _snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         method = {
@@ -427,6 +473,8 @@ class Server:
         }
         meta["adapter"] |= {"groups": list(self._groups.labels), "state": adapter}
         meta["weighting"] |= {"state": self._weighting_state}
+        if self._averaged:
+            meta["average"] |= {"count": self._averaged.count}
         samples = self._kept.samples
         kept = {"trust/samples": torch.from_numpy(samples)} if samples.size else {}
         return {**self._tensors(), **method, **kept}, meta
@@ -447,12 +495,18 @@ class Server:
                 raise CheckpointError(
                     f"the state was saved with {role} {theirs}, this server has {ours}"
                 )
+        theirs = saved.get("average", {"class": "NoAverage"})["class"]
+        ours = type(self.average).__name__
+        if theirs not in ("NoAverage", ours):
+            raise CheckpointError(
+                f"the state was saved with average {theirs}, this server has {ours}"
+            )
         if tuple(saved["adapter"]["groups"]) != self._groups.labels:
             raise CheckpointError(
                 f"the state was saved with other groups: {saved['adapter']['groups'][:3]} ... "
                 f"where this server has {list(self._groups.labels[:3])} ..."
             )
-        tensors = self._tensors()
+        tensors = self._tensors(average=theirs == ours)
         for key in {n.split("/", 2)[1] for n in saved["tensors"] if n.startswith("method/")}:
             views = self.layout.views(self._theta)
             tensors |= {f"method/{key}/{name}": view for name, view in views.items()}

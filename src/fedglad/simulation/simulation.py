@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedglad.adapters import Adapter
+from fedglad.averages import Average
 from fedglad.clients.method import Plain
 from fedglad.core.guard import Guard
 from fedglad.filters import Filter
@@ -46,6 +47,7 @@ class Parts:
     filter: Filter
     weighting: Samples
     guard: Guard | None = None
+    average: Average | None = None
     engine: Any  # settings with start(job)
     arithmetic: int = 1  # see Driver
 
@@ -73,6 +75,7 @@ class Simulation(Driver):
             adapter=parts.adapter,
             filter=parts.filter,
             weighting=parts.sampler.weighting or parts.weighting,
+            average=parts.average,
             method=parts.client.server,
             guard=guard_of(parts.guard, parts.sampler),
             trust=Trust() if parts.guard or parts.filter.needs_trust else None,
@@ -107,12 +110,17 @@ class Simulation(Driver):
             trained = time.perf_counter()
             tested = self.t % parts.eval_every == 0 or self.t == parts.rounds
             loss, accuracy = self.engine.evaluate(server.packed) if tested else (None, None)
+            averaged = (None, None)
+            if tested and parts.average and parts.average.test:
+                averaged = self.engine.evaluate(server.packed_average)
             yield Round(
                 t,
                 cohort.ids,
                 record,
                 test_loss=loss,
                 test_accuracy=accuracy,
+                averaged_loss=averaged[0],
+                averaged_accuracy=averaged[1],
                 label_similarity=self._similarity(cohort.ids),
                 alarm=alarm,
                 seconds={"train": trained - begin, "test": time.perf_counter() - trained},
