@@ -50,7 +50,12 @@ class Average(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class NoAverage:
-    """None: the newest model is all there is."""
+    """None: the newest model is all there is.
+
+    >>> from fedglad.config import load
+    >>> load("mnist")[1].sections["average"]
+    NoAverage()
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -473,6 +473,19 @@ class Trust:
         return Kept(clients, samples)
 
 
+@dataclass(frozen=True, kw_only=True)
+class NoTrust:
+    """Nobody is judged, as in a simulation whose clients are all one's own.
+
+    >>> from fedglad.config import load
+    >>> load("mnist")[1].sections["trust"]
+    NoTrust()
+    """
+
+
+REGISTRY: dict[str, type] = {"none": NoTrust, "clients": Trust}
+
+
 def _last(places: list[int], n: int) -> list[int]:
     return places[max(0, len(places) - n) :]
 

@@ -11,8 +11,8 @@ from fedglad.config.schema import REGISTRIES
 ROOT = Path(__file__).parents[2]
 ROWS = [(section, name) for section in FAMILIES for name in REGISTRIES[section]]
 OURS = {
-    *("uniform", "scripted", "none", "fixed", "equal", "distrust"),  # there is nobody to name
-    *("pooled", "aligned"),  # these are our own
+    *("uniform", "scripted", "none", "fixed", "equal"),  # there is nobody to name
+    *("pooled", "aligned", "clients", "distrust"),  # these are our own
 }
 
 

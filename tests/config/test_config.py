@@ -552,7 +552,7 @@ def other(value: Any) -> Any:
             return None
 
 
-def test_the_hash_ignores_the_engine_and_nothing_else():
+def test_the_hash_ignores_the_engine_and_who_watches_and_nothing_else():
     config = load("digits")[1]
     for engine in ({"name": "serial"}, {"workers": 7}, {"client_timeout": 3.0}):
         assert load("digits", {"engine": engine})[1].hash() == config.hash()
@@ -562,7 +562,7 @@ def test_the_hash_ignores_the_engine_and_nothing_else():
         changed.add(load("digits", {key: getattr(config, key) + 1})[1].hash())
         count += 1
     for section, settings in config.sections.items():
-        if section == "engine":
+        if section in ("engine", "trust"):
             continue
         for f in fields(settings):
             if (value := other(getattr(settings, f.name))) is not None:
@@ -594,3 +594,7 @@ def test_the_hash_depends_on_values_not_on_how_they_are_written(tmp_path: Path):
     client = "[client]\nlr = 1.0\nbatch_size = 16\nepochs=5\nclip_norm=1.0"
     path = written(tmp_path, f"rounds = 60\n{client}\n[sampler]\nclients_per_round=5")
     assert load(path)[1].hash() == config.hash()
+    assert load("digits", {"client.lr": 1, "trust.name": "none"})[1].hash() == config.hash()
+    acted = {"filter.name": "distrust"}  # on what is only watched otherwise
+    strict = {**acted, "trust.opposed": 0.3}
+    assert load("digits", strict)[1].hash() != load("digits", acted)[1].hash()

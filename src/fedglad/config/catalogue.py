@@ -14,6 +14,7 @@ FAMILIES = {
     "filter": "Filters and robust means",
     "weighting": "Weightings",
     "guard": "Guards",
+    "trust": "Trust in clients",
     "server": "Server optimizers",
     "adapter": "Adapters",
     "average": "Averages",

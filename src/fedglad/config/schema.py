@@ -29,6 +29,7 @@ from fedglad import (
     models,
     optimizers,
     samplers,
+    trust,
     weights,
 )
 from fedglad.config.fit import agree, check
@@ -57,13 +58,14 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
     "filter": filters.REGISTRY,
     "weighting": weights.REGISTRY,
     "guard": guard.REGISTRY,
+    "trust": trust.REGISTRY,
     "server": optimizers.REGISTRY,
     "adapter": adapters.REGISTRY,
     "average": averages.REGISTRY,
     "engine": engines.REGISTRY,
 }
 
-YOUNGER = {"guard": guard.NoGuard, "average": averages.NoAverage}
+YOUNGER = {"guard": guard.NoGuard, "trust": trust.NoTrust, "average": averages.NoAverage}
 """Sections that files of before do not have, and what their runs had in the place of it."""
 
 LISTS = {"server": "optimizers", "data": "datasets", "weighting": "weights"}
@@ -206,6 +208,7 @@ class Config:
             filter=parts["filter"],
             weighting=parts["weighting"],
             guard=parts["guard"] if isinstance(parts["guard"], guard.Guard) else None,
+            trust=parts["trust"] if isinstance(parts["trust"], trust.Trust) else None,
             average=None if isinstance(parts["average"], averages.NoAverage) else parts["average"],
             engine=parts["engine"],
             arithmetic=getattr(settings, "arithmetic", 1),
@@ -238,13 +241,18 @@ class Config:
         return replace(self, sections={**self.sections, **none})
 
     def hash(self) -> str:
-        """A short name of what determines the result: the engine only if its bits differ."""
+        """A short name of what determines the result.
+
+        The engine is a part of it only if its bits differ; trust, if a filter acts on it.
+        """
         tree: dict[str, Any] = {"format": FORMAT, **self.to_dict()}
         if getattr(self.sections["engine"], "exact", True):
             del tree["engine"]
         for section, none in YOUNGER.items():
             if isinstance(self.sections.get(section), none):
                 del tree[section]  # as it was before there was one
+        if not getattr(self.sections.get("filter"), "needs_trust", False):
+            tree.pop("trust", None)
         for section, settings in self.sections.items():
             for name, default in getattr(settings, "added", {}).items():
                 if getattr(settings, name) == default:
@@ -420,6 +428,7 @@ DEFAULTS = {
     "filter": "none",
     "weighting": "samples",
     "guard": "adaptive",
+    "trust": "none",
     "server": "sgd",
     "adapter": "glad",
     "average": "none",

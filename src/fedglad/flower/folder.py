@@ -17,6 +17,7 @@ from fedglad.flower.settings import Arrays, ClientApp, Engine, Nodes
 from fedglad.runs.checkpoints import restore, save
 from fedglad.runs.folder import Records, Run, RunError, locked, make_folder
 from fedglad.runs.summary import write_summary
+from fedglad.trust import NoTrust
 
 WAY_OUT = "choose another checkpoint_dir, or remove this one"
 
@@ -75,9 +76,10 @@ def _describe(run: Run, session: Session, rounds: int) -> None:
         text = config.to_toml()
         if path.is_file():
             theirs = load(path, trust_code=config.own_names().values())[1]
-            if "[guard]" not in path.read_text("utf-8"):  # written before it was a section
-                guard = {"guard": config.sections["guard"]}
-                theirs = replace(theirs, sections={**theirs.sections, **guard})
+            there = path.read_text("utf-8")
+            new = [name for name in ("guard", "trust") if f"[{name}]" not in there]
+            later = {name: config.sections[name] for name in new}  # it had them, and did not say
+            theirs = replace(theirs, sections={**theirs.sections, **later})
             if replace(theirs, rounds=config.rounds).hash() != config.hash():
                 raise RunError(
                     f"{run.folder} holds a run with other settings (config.toml): {WAY_OUT}"
@@ -102,6 +104,7 @@ def describe(session: Session, rounds: int) -> Config:
             "filter": server.filter,
             "weighting": session.weighting,
             "guard": server.guard or NoGuard(),
+            "trust": server.trust or NoTrust(),
             "server": session.optimizer,
             "adapter": server.adapter,
             "average": server.average,

@@ -47,6 +47,7 @@ class Parts:
     filter: Filter
     weighting: Samples
     guard: Guard | None = None
+    trust: Trust | None = None
     average: Average | None = None
     engine: Any  # settings with start(job)
     arithmetic: int = 1  # see Driver
@@ -78,7 +79,7 @@ class Simulation(Driver):
             average=parts.average,
             method=parts.client.server,
             guard=guard_of(parts.guard, parts.sampler),
-            trust=Trust() if parts.guard or parts.filter.needs_trust else None,
+            trust=parts.trust or (Trust() if parts.filter.needs_trust else None),
             distances=parts.sampler.distances,
         )
         super().__init__(server, parts.sampler, parts.seed, client=parts.client, memories=memories)
