@@ -1,5 +1,6 @@
 """`fedglad run`: a federated experiment in its folder."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -25,8 +26,9 @@ def run(
     ] = False,
 ) -> None:
     """Run a federated experiment and keep its records."""
+    from fedglad.analysis import clients
     from fedglad.cli.fetching import fetch_for
-    from fedglad.cli.progress import ShowRun, distrusted
+    from fedglad.cli.progress import ShowRun, distrusted, to_look_at
     from fedglad.runs.running import execute
     from fedglad.runs.trusted_code import load_trusted
 
@@ -60,8 +62,10 @@ def run(
             f"Records: {escape(str(done.folder))}",
             soft_wrap=True,
         )
-        if flagged := distrusted(done.rounds()):
-            say(flagged)
+        for line in (distrusted(done.rounds()), to_look_at(clients(done))):
+            if line:
+                say(line)
+        say(f"See it: fedglad report {shlex.quote(str(done.folder))}")
     if skipped := done.skipped:
         warn(skipped)
     if summary.get("skipped") == summary["rounds"]:
