@@ -11,6 +11,7 @@ import torch
 
 from fedglad import Server, Update
 from fedglad.analysis import ClientSummary, clients
+from fedglad.analysis.per_client import worst
 from fedglad.records import Record, Round
 from fedglad.runs import Run, RunError
 from tests.report.made import record, write
@@ -134,8 +135,8 @@ def test_of_a_servers_own_records():
                 for k, (sign, n) in enumerate(zip(signs, noise, strict=True))
             )
         )
-    worst, *others = clients(told)
-    assert (worst.id, worst.doubt) == ("site-5", "opposed in 3 of 3 rounds")
+    first, *others = clients(told)
+    assert (first.id, first.doubt) == ("site-5", "opposed in 3 of 3 rounds")
     assert not any(client.flagged for client in others)
 
 
@@ -163,3 +164,17 @@ def test_it_needs_no_torch(tmp_path: Path):
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
     )
     assert json.loads(done.stdout) == [[7, 3, 2, "b", 1], False], done.stderr
+
+
+def test_of_many_clients_the_worst_are_named():
+    def often(name: int, flagged: int) -> ClientSummary:
+        scores = (0.1,) * 6
+        return ClientSummary(
+            id=name, rounds=6, scores=scores, flagged=flagged, flags={"opposed": flagged}
+        )
+
+    named = ", ".join(f"{k} (opposed in 4 of 6 rounds)" for k in range(5))
+    many = [often(k, 4) for k in range(8)] + [often(8, 2)]
+    assert worst(many, 5) == f"{named} and 3 more"
+    assert worst(many[:5], 5) == named
+    assert worst([often(1, 2)], 5) == ""

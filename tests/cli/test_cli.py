@@ -17,9 +17,8 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from fedglad.adapters import Glad
-from fedglad.analysis import ClientSummary
 from fedglad.cli import app
-from fedglad.cli.progress import clipped, round_line, to_look_at
+from fedglad.cli.progress import clipped, round_line
 from fedglad.config.schema import PRESETS, REGISTRIES, load
 from fedglad.data import partition
 from fedglad.records import Record, Round, Statistics
@@ -87,19 +86,6 @@ def test_clients_that_were_flagged_again_and_again_are_named(
     assert see == f"See it: fedglad report {tmp_path / 'run'}"
     assert call(*args).stdout.splitlines()[-2] == worst  # finished already
     assert json.loads(call(*args, "--json").stdout)["rounds"] == 4
-
-
-def test_of_many_clients_the_worst_are_named():
-    def often(name: int, flagged: int) -> ClientSummary:
-        scores = (0.1,) * 6
-        return ClientSummary(
-            id=name, rounds=6, scores=scores, flagged=flagged, flags={"opposed": flagged}
-        )
-
-    named = ", ".join(f"{k} (opposed in 4 of 6 rounds)" for k in range(5))
-    many = [often(k, 4) for k in range(8)] + [often(8, 2)]
-    assert to_look_at(many) == f"clients to look at: {named} and 3 more"
-    assert to_look_at([often(1, 2)]) == ""
 
 
 def test_a_long_run_prints_ten_lines(tmp_path: Path):

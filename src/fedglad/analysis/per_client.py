@@ -107,6 +107,18 @@ def clients(
     return sorted((_summary(name, theirs) for name, theirs in seen.items()), key=_worst_first)
 
 
+def worst(clients: Iterable[ClientSummary], most: int) -> str:
+    """Those to look at in words, not more than so many by name; empty if there are none.
+
+    >>> often = ClientSummary(id=7, rounds=6, scores=(0.4,) * 6, flagged=5, flags={"opposed": 5})
+    >>> worst([often, ClientSummary(id=8, rounds=1)], 5)
+    '7 (opposed in 5 of 6 rounds)'
+    """
+    found = [client for client in clients if client.to_look_at]
+    named = ", ".join(f"{client.id} ({client.doubt})" for client in found[:most])
+    return f"{named} and {len(found) - most} more" if len(found) > most else named
+
+
 def _cohorts(
     run: str | Path | Run | RunView | Iterable[Mapping[str, Any] | Record | Round],
 ) -> Iterator[Sequence[Mapping[str, Any]]]:

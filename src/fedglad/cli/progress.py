@@ -10,14 +10,12 @@ import typer
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeRemainingColumn
 
-from fedglad.analysis.per_client import ClientSummary
 from fedglad.cli.console import complain, console, say
 from fedglad.records import Record, Round
 from fedglad.runs.folder import Interrupted, Run
 from fedglad.runs.sweeping import DONE, ENDS, Event, Task, has_control
 
 NAMED = 20  # distrusted rounds of a kind that a line names
-CLIENTS = 5  # that a line names
 
 
 class _Live:
@@ -174,19 +172,6 @@ def distrusted(rounds: Sequence[Mapping[str, Any]]) -> str:
         named.append(f"{', '.join(map(str, numbers[:NAMED]))}{more} ({flag})")
     count = sum(map(len, flagged.values()))
     return f"{count} of {len(rounds)} rounds distrusted: {', '.join(named)}" if count else ""
-
-
-def to_look_at(clients: Sequence[ClientSummary]) -> str:
-    """The clients that were flagged again and again, in one line; empty if there are none.
-
-    >>> often = ClientSummary(id=7, rounds=6, scores=(0.4,) * 6, flagged=5, flags={"opposed": 5})
-    >>> to_look_at([often, ClientSummary(id=8, rounds=1)])
-    'clients to look at: 7 (opposed in 5 of 6 rounds)'
-    """
-    worst = [client for client in clients if client.to_look_at]
-    named = ", ".join(f"{client.id} ({client.doubt})" for client in worst[:CLIENTS])
-    more = f" and {len(worst) - CLIENTS} more" if len(worst) > CLIENTS else ""
-    return f"clients to look at: {named}{more}" if worst else ""
 
 
 def clipped(record: Record) -> int:

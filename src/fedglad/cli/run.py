@@ -10,6 +10,8 @@ from rich.markup import escape
 from fedglad.cli.console import console, mistakes, print_json, say, warn
 from fedglad.cli.options import Settings, Source, TrustCode, given
 
+CLIENTS = 5  # to look at, that a line names
+
 app = typer.Typer()
 
 
@@ -26,9 +28,9 @@ def run(
     ] = False,
 ) -> None:
     """Run a federated experiment and keep its records."""
-    from fedglad.analysis import clients
+    from fedglad.analysis.per_client import clients, worst
     from fedglad.cli.fetching import fetch_for
-    from fedglad.cli.progress import ShowRun, distrusted, to_look_at
+    from fedglad.cli.progress import ShowRun, distrusted
     from fedglad.runs.running import execute
     from fedglad.runs.trusted_code import load_trusted
 
@@ -62,9 +64,10 @@ def run(
             f"Records: {escape(str(done.folder))}",
             soft_wrap=True,
         )
-        for line in (distrusted(done.rounds()), to_look_at(clients(done))):
-            if line:
-                say(line)
+        if flagged := distrusted(done.rounds()):
+            say(flagged)
+        if named := worst(clients(done), CLIENTS):
+            say(f"clients to look at: {named}")
         say(f"See it: fedglad report {shlex.quote(str(done.folder))}")
     if skipped := done.skipped:
         warn(skipped)

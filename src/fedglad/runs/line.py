@@ -12,7 +12,8 @@ from typing import Any, cast
 from fedglad.core import checksums
 from fedglad.records import FLAGS
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a terminal would obey them
+# A terminal would obey them; the last two ranges turn the direction of the text that follows.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 LARGEST = 1e150
 """Numbers beyond it are taken for damage: their squares would overflow."""
