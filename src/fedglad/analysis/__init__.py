@@ -1,4 +1,4 @@
-"""Finished runs: compared by seed, their curves, and replays of another rule.
+"""Runs: compared by seed, their curves, their clients, and replays of another rule.
 
 Reads runs' folders and never trains. May import runs and config.
 """
