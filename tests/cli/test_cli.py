@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from run_support import Unreadable, cli, command, environment
+from torch import Tensor
 from typer.testing import CliRunner
 
 from fedglad.adapters import Glad
@@ -22,6 +23,7 @@ from fedglad.config.schema import PRESETS, REGISTRIES, load
 from fedglad.data import partition
 from fedglad.records import Record, Round, Statistics
 from fedglad.runs import Run
+from fedglad.simulation.engines.base import Worker
 from fedglad.studies.paper.experiments import EXPERIMENTS
 
 QUICK = [
@@ -58,6 +60,32 @@ def test_a_run_prints_plain_lines_and_its_result(tmp_path: Path):
     assert not result.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert f"final {100 * summary['final_accuracy']:.2f} %" in result.stdout
+    assert lines[-1] == f"See it: fedglad report {tmp_path / 'run'}"
+    assert "clients to look at" not in result.stdout
+
+
+def test_clients_that_were_flagged_again_and_again_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    honest = Worker.train
+
+    def hostile(worker: Worker, call: Any, client: int, out: Tensor, *more: Any) -> Any:
+        report = honest(worker, call, client, out, *more)
+        if client == 2:
+            out.mul_(-5)
+        return report
+
+    monkeypatch.setattr(Worker, "train", hostile)
+    few = ("--set", "data.clients=8", "--set", "sampler.clients_per_round=8")
+    few = (*few, "--set", "data.partition=iid")
+    args = ("run", "digits", *QUICK, *few, "--out", tmp_path / "run")
+    result = call(*args)
+    assert result.exit_code == 0
+    *_, worst, see = result.stdout.splitlines()
+    assert worst == "clients to look at: 2 (boosted in 4, opposed in 4 of 4 rounds)"
+    assert see == f"See it: fedglad report {tmp_path / 'run'}"
+    assert call(*args).stdout.splitlines()[-2] == worst  # finished already
+    assert json.loads(call(*args, "--json").stdout)["rounds"] == 4
 
 
 def test_a_long_run_prints_ten_lines(tmp_path: Path):
@@ -73,7 +101,9 @@ def test_a_finished_run_says_so(tmp_path: Path):
     again = call("run", "digits", *QUICK, "--out", tmp_path / "run")
     assert again.exit_code == 0
     assert "This run is finished already" in again.stdout
-    assert first.stdout.splitlines()[4:6] == again.stdout.splitlines()[-2:]
+    told = first.stdout.splitlines()[4:]
+    assert len(told) >= 3
+    assert again.stdout.splitlines()[-len(told) :] == told
 
 
 def test_json_is_all_there_is_on_stdout(tmp_path: Path):

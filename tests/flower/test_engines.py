@@ -65,6 +65,7 @@ def test_flower_gives_the_bits_of_the_simulator(tmp_path: Path, simulated: Path,
 
     assert records(out) == records(simulated)
     assert len(records(out)) == ROUNDS
+    assert all("trust" in client for line in records(out) for client in line["clients"])
     scales = [group["scale"] for group in records(out)[-1]["groups"].values()]
     assert any(scale != 1 for scale in scales)  # the rule did something
 

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedglad.analysis import clients
 from fedglad.report import ReportError, figures, page
+from fedglad.report.clients import listed, rows
 from fedglad.report.figures import payload
 from fedglad.report.headline import span
 from tests.report.made import changed, read, record, rounds, write
@@ -294,10 +296,70 @@ def test_clients_by_how_often_they_were_sampled(tmp_path: Path):
     assert run["clients_left_out"] == 0
 
 
-def test_at_most_1000_clients_are_listed():
-    clients = [{"id": k, "weight": 0.0, "loss": None, "sq_norm": 1.0} for k in range(1003)]
-    told, left_out = figures.participation([record(0, clients=clients)])
-    assert (len(told), left_out) == (1000, 3)
+def test_at_most_5000_clients_are_listed():
+    cohort: list[dict[str, Any]] = [
+        {"id": k, "weight": 0.0, "loss": None, "sq_norm": 1.0} for k in range(5003)
+    ]
+    cohort[5002]["rejected"] = "x" * 80  # the worst, with the room of 1 + 80 / 40 = 3
+    kept = listed(clients([record(0, clients=cohort)]), figures.CLIENTS)
+    assert [row[0] for row in rows(kept)] == [*range(4997), 5002]
+
+
+def test_the_columns_of_the_table_of_clients(tmp_path: Path):
+    def member(name: int, trust: float, *flags: str, **more: Any) -> dict[str, Any]:
+        one = {"id": name, "weight": 0.5, "loss": 1.0, "sq_norm": 4.0, "trust": trust, **more}
+        return {**one, "flags": list(flags)} if flags else one
+
+    found = [
+        record(0, clients=[member(1, 1.0, clipped=0.5), member(2, 0.25, "opposed", "copied")]),
+        record(1, clients=[member(2, 0.5, "opposed"), member(3, 0.75, "drifting")]),
+        record(2, clients=[member(1, 0.8), {"id": 4, "weight": 0, "loss": None, "sq_norm": None}]),
+    ]
+    run = one(tmp_path, found)
+    assert [row[0] for row in run["clients"]] == [1, 2, 3, 4]  # the most sampled first
+    assert run["client_columns"] == {
+        "worst": [1, 2, 0, 3],  # 2 is to look at, 3 was flagged once, of 4 nothing is known
+        "share": [0.5, 0.5, 0.5, 0],
+        "loss": [1, 1, 1, None],
+        "ratio": [1, 1, 1, None],
+        "left_out": None,
+        "clipped": [1, 0, 0, 0],
+        "trust": [0.8, 0.5, 0.75, None],
+        "mean_trust": [0.9, 0.375, 0.75, None],
+        "scores": ["zs", "9i", "q", ""],  # 35 · (1, .8, .25, .5, .75) = 35, 28, 8.75, 17.5, 26.25
+        "judged": [2, 2, 1, 0],
+        "flagged": [0, 2, 1, 0],
+        "flags": [0, [0, 2, 0, 1], [1, 0, 0, 0], 0],  # drifting, opposed, boosted, copied
+        "look": [0, 1, 0, 0],
+    }
+    assert (run["flagged"], run["to_look_at"]) == ([1, 2, 0], [2])
+    # trust, and flags as 1, 2, 4, 8 of those that have some
+    assert run["cohorts"][0] == [[1, 0.5, 1, 2, None, 1], [2, 0.5, 1, 2, None, 0.25, 10]]
+    assert run["cohorts"][2][1] == [4, 0, None, None, None]
+    told = tiles(payload([read(tmp_path)]))
+    assert told["Clients to look at"] == ("1 of 4", "flagged often: 2", "bad")
+
+
+def test_without_trust_there_are_no_columns_of_it(tmp_path: Path):
+    columns = one(tmp_path, [record(0), record(1)])["client_columns"]
+    known = {"worst": [0, 1], "share": [0.25, 0.75], "loss": [1.5, 0.5], "ratio": [0.8, 1.2]}
+    assert {key: value for key, value in columns.items() if value is not None} == known
+    assert "Clients to look at" not in tiles(payload([read(tmp_path)]))
+
+
+def test_a_flagged_client_stays_in_a_cohort_that_is_cut():
+    clients: list[dict[str, Any]] = [
+        {"id": k, "weight": 0.1, "loss": 1.0, "sq_norm": 1.0, "trust": 0.9} for k in range(10)
+    ]
+    clients[9]["flags"] = ["opposed"]
+    clients[8]["rejected"] = "left out by Krum(f=1)"
+    clients[7]["rejected"] = "too long"
+    notes: list[str] = []
+    (found,) = figures.cohorts([record(0, clients=clients)], notes, entries=5)
+    assert [member[0] for member in found] == [7, 9, 8, 0, 1]
+    assert notes == [
+        "of each cohort at most 5 clients are listed, the rejected and flagged ones first"
+    ]
 
 
 def test_several_runs_share_the_rows_of_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -315,12 +377,15 @@ def test_a_page_at_the_limits_is_below_5_mb(tmp_path: Path):
     random = np.random.default_rng(1)
     found: list[dict[str, Any]] = []
     for t in range(500):
-        cohort = random.choice(1000, 80, replace=False)
-        weight, loss, norm = random.random((3, 80)).round(6)
+        cohort = random.choice(5000, 80, replace=False)
+        weight, loss, norm, trust = random.random((4, 80)).round(6)
         clients: list[dict[str, Any]] = [
-            {"id": int(k), "weight": w / 40, "loss": 1 + x, "sq_norm": 100 + y}
-            for k, w, x, y in zip(cohort, weight, loss, norm, strict=True)
+            {"id": int(k), "weight": w / 40, "loss": 1 + x, "sq_norm": 100 + y, "trust": z}
+            for k, w, x, y, z in zip(cohort, weight, loss, norm, trust, strict=True)
         ]
+        for client in clients:
+            if client["trust"] < 0.5:
+                client["flags"] = ["drifting", "opposed"]
         for client in clients[:24]:
             client["rejected"] = "left out by MultiKrum(byzantine=24, kept=56)"
         scales = random.normal(1, 0.1, 500).round(6).tolist()
@@ -332,7 +397,7 @@ def test_a_page_at_the_limits_is_below_5_mb(tmp_path: Path):
         keys = ("train_loss", "test_loss", "test_accuracy", "label_similarity", "gsi_unfiltered")
         changes = dict(zip(keys, figures_of, strict=True))
         found.append(record(t, clients=clients, groups=layers, reason=None, **changes))
-    counts = random.integers(0, 9, (1000, 100)).tolist()
+    counts = random.integers(0, 9, (5000, 100)).tolist()
     view = read(write(tmp_path, labels=counts))
     told = payload([replace(view, rounds=tuple(found))])  # as read, without the reading
     (run,) = told["runs"]

@@ -1,5 +1,6 @@
 """`fedglad run`: a federated experiment in its folder."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,8 @@ from rich.markup import escape
 
 from fedglad.cli.console import console, mistakes, print_json, say, warn
 from fedglad.cli.options import Settings, Source, TrustCode, given
+
+CLIENTS = 5  # to look at, that a line names
 
 app = typer.Typer()
 
@@ -25,6 +28,7 @@ def run(
     ] = False,
 ) -> None:
     """Run a federated experiment and keep its records."""
+    from fedglad.analysis.per_client import clients, worst
     from fedglad.cli.fetching import fetch_for
     from fedglad.cli.progress import ShowRun, distrusted
     from fedglad.runs.running import execute
@@ -62,6 +66,9 @@ def run(
         )
         if flagged := distrusted(done.rounds()):
             say(flagged)
+        if named := worst(clients(done), CLIENTS):
+            say(f"clients to look at: {named}")
+        say(f"See it: fedglad report {shlex.quote(str(done.folder))}")
     if skipped := done.skipped:
         warn(skipped)
     if summary.get("skipped") == summary["rounds"]:

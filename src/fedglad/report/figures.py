@@ -15,11 +15,15 @@ from typing import Any
 
 import numpy as np
 
+from fedglad.analysis.per_client import clients
 from fedglad.config.keys import flat
 from fedglad.config.presets import shortened
+from fedglad.records import FLAGS
 from fedglad.report import ReportError, RunFigures
+from fedglad.report.clients import columns, listed, mask, rows
 from fedglad.report.groups import group, in_words
 from fedglad.report.headline import disagreement, headline, verdict
+from fedglad.report.numbers import short
 from fedglad.runs.line import by_design, number, text
 from fedglad.runs.reader import RunView
 from fedglad.trust import Alarm
@@ -27,7 +31,7 @@ from fedglad.trust import Alarm
 VERSION = 1
 POLL = 2  # seconds between two looks of a live page
 # So much of each, over all runs, makes a page of less than 5 MB.
-CLIENTS = 1000  # in the tables
+CLIENTS = 5000  # in the tables
 CELLS = 100_000  # groups × rounds; each has its factor and its GSI/B
 NAME = 20  # cells that a group with few rounds counts as: its name takes room too
 ENTRIES = 25_000  # clients in the cohorts
@@ -69,6 +73,7 @@ def payload(
             }
             for k in groups.order
         ],
+        "flags": list(FLAGS),
         "runs": runs,
     }
 
@@ -85,7 +90,8 @@ def run(view: RunView, *, share: int = 1) -> RunFigures:
         notes.append(f"alarms were not recorded by {whose}: they are worked out from its GSI")
     if note := disagreement(view):
         notes.append(note)
-    clients, left_out = participation(rounds, most=max(FEWEST, CLIENTS // share))
+    summaries = clients(rounds)
+    kept = listed(summaries, max(FEWEST, CLIENTS // share))
     everybody = [client for record in rounds for client in record["clients"]]
     similarity = _column(rounds, "label_similarity")
     return {
@@ -110,6 +116,7 @@ def run(view: RunView, *, share: int = 1) -> RunFigures:
         "similarity": None if similarity.count(None) == len(rounds) else similarity,
         "sizes": [len(record["clients"]) for record in rounds],
         "rejections": [sum(map(_rejected, record["clients"])) for record in rounds],
+        "flagged": [sum("flags" in one for one in record["clients"]) for record in rounds],
         "cohorts": cohorts(rounds, notes, entries=ENTRIES // share),
         "factor": factor(rounds),
         "heat": heat(rounds, notes, cells=CELLS // share),
@@ -118,23 +125,13 @@ def run(view: RunView, *, share: int = 1) -> RunFigures:
         "updates": len(everybody),
         "rejected": sum(map(_rejected, everybody)),
         "left_out": sum(by_design(client.get("rejected")) for client in everybody),
-        "clients": clients,
-        "clients_left_out": left_out,
+        "clients": rows(kept),
+        "clients_left_out": len(summaries) - len(kept),
+        "client_columns": columns(summaries, kept),
+        "to_look_at": [client.id for client in summaries if client.to_look_at],
         "seconds": short(seconds(view)),
         "missing": [_sentence(note) for note in notes],
     }
-
-
-def short(value: float | None, digits: int = 5) -> float | int | None:
-    """Rounded to so many digits, a whole number as an int: a page has hundreds of thousands.
-
-    >>> short(0.123456789), short(1.0), short(float("nan"))
-    (0.12346, 1, None)
-    """
-    if value is None or not math.isfinite(value):
-        return None
-    rounded = float(f"{value:.{digits}g}")
-    return int(rounded) if rounded == int(rounded) and abs(rounded) < 1e6 else rounded
 
 
 def alarms(rounds: Sequence[Record]) -> tuple[list[float | None], list[str | None], int]:
@@ -153,17 +150,21 @@ def alarms(rounds: Sequence[Record]) -> tuple[list[float | None], list[str | Non
 def cohorts(rounds: Sequence[Record], notes: list[str], *, entries: int) -> list[list[list[Any]]]:
     """Of each round its clients: id, share in the mean, loss, norm, why rejected.
 
-    Where that would be too much, so many of each that it is not; the rejected ones come first,
-    then those that a filter left out. A long reason counts as more than one client.
+    A client that was judged also has its trust, and its flags as a `mask` if it has any. Where all
+    would be too much, so many of each round that it is not; the rejected ones come first, then the
+    flagged ones, then those that a filter left out. A long reason counts as more than one client.
     """
 
     def rank(member: Sequence[Any]) -> int:
-        return 2 if member[-1] is None else int(by_design(member[-1]))
+        rejected, flagged = member[4], len(member) > 6
+        if rejected is not None and not by_design(rejected):
+            return 0
+        return 1 if flagged else 3 - int(rejected is not None)
 
     lists = [[_member(k, one) for k, one in enumerate(record["clients"])] for record in rounds]
     ranked = [sorted(members, key=rank) for members in lists]
     room = [
-        [0, *accumulate(1 + len(member[-1] or "") // REASON for member in members)]
+        [0, *accumulate(1 + len(member[4] or "") // REASON for member in members)]
         for members in ranked
     ]
     if sum(used[-1] for used in room) <= entries:
@@ -174,7 +175,10 @@ def cohorts(rounds: Sequence[Record], notes: list[str], *, entries: int) -> list
 
     sizes = range(max(map(len, lists)) + 1)
     most = max(FEWEST, bisect_right(sizes, entries, key=needed) - 1)
-    notes.append(f"of each cohort at most {most} clients are listed, the rejected ones first")
+    flagged = " and flagged" if any(len(one) > 6 for members in lists for one in members) else ""
+    notes.append(
+        f"of each cohort at most {most} clients are listed, the rejected{flagged} ones first"
+    )
     pairs = zip(lists, ranked, strict=True)
     return [members if len(members) <= most else first[:most] for members, first in pairs]
 
@@ -268,25 +272,6 @@ def labels(
     return {"population": population, "cohorts": cohorts, "most": most}
 
 
-def participation(rounds: Sequence[Record], *, most: int = CLIENTS) -> tuple[list[list[Any]], int]:
-    """Each client's id, times sampled, mean norm, rejections, last reason; the most sampled first.
-
-    And how many are not in the list. Clients without an id cannot be distinguished.
-    """
-    seen: dict[Any, list[Mapping[str, Any]]] = {}
-    for client in (client for record in rounds for client in record["clients"]):
-        if client["id"] is not None:
-            seen.setdefault(client["id"], []).append(client)
-    order = sorted(seen, key=lambda name: (-len(seen[name]), isinstance(name, str), name))
-    rows: list[list[Any]] = []
-    for name in order[:most]:
-        norms = [norm for one in seen[name] if (norm := _norm(one)) is not None]
-        reasons = [one["rejected"] for one in seen[name] if _rejected(one)]
-        mean = short(fmean(norms)) if norms else None
-        rows.append([name, len(seen[name]), mean, len(reasons), reasons[-1] if reasons else None])
-    return rows, max(0, len(order) - most)
-
-
 def seconds(view: RunView) -> float:
     """Of the rounds that are recorded; the summary's where some are not."""
     total = math.fsum(x for record in view.rounds for x in record["seconds"].values())
@@ -308,7 +293,9 @@ def _unfiltered(rounds: Sequence[Record]) -> list[float | int | None] | None:
 def _member(place: int, client: Mapping[str, Any]) -> list[Any]:
     name = f"#{place + 1}" if client["id"] is None else client["id"]
     numbers = (short(client["weight"]), short(client["loss"]), short(_norm(client)))
-    return [name, *numbers, client.get("rejected")]
+    judged = [short(client["trust"], 3)] if "trust" in client else []
+    flags = [mask(client["flags"])] if judged and "flags" in client else []
+    return [name, *numbers, client.get("rejected"), *judged, *flags]
 
 
 def _rejected(client: Mapping[str, Any]) -> bool:

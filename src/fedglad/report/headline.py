@@ -19,7 +19,7 @@ GROWN = 2.0  # the loss of the last rounds over that of the best ones, where not
 SKIPPED = 0.5  # of the rounds
 DISTRUSTED = 0.25  # of the rounds
 REJECTED = 0.1  # of the updates
-NAMED = 3  # runs in the verdict
+NAMED = 3  # runs in the verdict, clients in a tile
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def headline(grouped: Grouped, runs: Sequence[RunFigures]) -> list[dict[str, str
         tiles.append(_accuracy(grouped, k, runs))
         if k != groups.base and not groups.unpaired(k, same_length=True):
             tiles += _gain(grouped, k)
-    return [*tiles, _distrusted(runs), _rejected(runs), _time(runs)]
+    return [*tiles, _distrusted(runs), *_clients(runs), _rejected(runs), _time(runs)]
 
 
 def verdict(runs: Sequence[RunFigures]) -> str:
@@ -249,6 +249,20 @@ def _distrusted(runs: Sequence[RunFigures]) -> dict[str, str]:
     tone = "bad" if flagged and flagged >= DISTRUSTED * len(flags) else "plain"
     details = [f"{count} {name}" for name, count in by.items()] if flagged else []
     return _tile("Rounds distrusted", f"{flagged} of {len(flags)}", details, tone)
+
+
+def _clients(runs: Sequence[RunFigures]) -> list[dict[str, str]]:
+    """Those that were flagged again and again; no tile if there are none."""
+    ill = [run for run in runs if run["to_look_at"]]
+    if not ill:
+        return []
+    found = sum(len(run["to_look_at"]) for run in ill)
+    all_ = sum(len(run["clients"]) + run["clients_left_out"] for run in runs)
+    detail = f"in {len(ill)} of {len(runs)} runs"
+    if len(runs) == 1:
+        more = f" and {found - NAMED} more" if found > NAMED else ""
+        detail = f"flagged often: {', '.join(map(str, ill[0]['to_look_at'][:NAMED]))}{more}"
+    return [_tile("Clients to look at", f"{found:,} of {all_:,}", [detail], "bad")]
 
 
 def _rejected(runs: Sequence[RunFigures]) -> dict[str, str]:

@@ -9,7 +9,8 @@
   const { drawCompare, compareCursor, compareTip } = report;
   const { drawHeat, heatCursor, heatTip } = report;
   const { drawFit, fitCursor, nearest, drawLabels, labelsTip } = report;
-  const { showPanel, drawTable, markRow, drawClients, showWords, showRunChoice, showSettings } = report;
+  const { showPanel, drawTable, markRow, showWords, showRunChoice, showSettings } = report;
+  const { drawClients } = report;
 
   // ---- The chosen round
 

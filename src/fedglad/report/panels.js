@@ -2,8 +2,8 @@
 (() => {
   "use strict";
   const report = window.fedgladReport;
-  const { $, NOTHING, el, factor, flag, missing, named, number, percent, plural, table } = report;
-  const { FLAGS, state, run, place, kind } = report;
+  const { $, NOTHING, doubt, el, factor, flag, missing, named, number, percent, plural, table } = report;
+  const { FLAGS, run, place, kind, flagsOf } = report;
   const { figures } = report;
 
   function words(of, i) {
@@ -20,12 +20,13 @@
     return `GSI was near its usual value: nothing speaks against this round.${moved}`;
   }
 
-  function member([id, share, loss, norm, rejected]) {
+  function member([id, share, loss, norm, rejected, trust, flags], judged) {
     const told = rejected?.startsWith("left out by ") ? rejected : `rejected: ${rejected}`;
     const why = rejected === null ? null : el("span", { class: "why" }, told);
-    const name = el("td", { class: "text" }, String(id), why);
+    const marks = flagsOf(flags).map((name) => el("span", { class: "why" }, doubt(name)));
+    const name = el("td", { class: "text" }, el("bdi", {}, String(id)), ...marks, why);
     const texts = [share === null ? NOTHING : percent(100 * share), number(loss), number(norm)];
-    const cells = texts.map((text) => el("td", {}, text));
+    const cells = [...texts, ...(judged ? [factor(trust)] : [])].map((text) => el("td", {}, text));
     return el("tr", rejected === null ? {} : { class: "rejected" }, name, ...cells);
   }
 
@@ -51,9 +52,12 @@
     for (const [name, value, small] of [...figures(of, i), ...factors(of, i)]) {
       list.append(el("dt", {}, name), el("dd", {}, small ? el("small", {}, `${small}  `) : null, value));
     }
-    const cohort = table(["Client", "Weight", "Loss", "Norm"], of.cohorts[i].map(member), [0]);
-    const [size, rejected, listed] = [of.sizes[i], of.rejections[i], of.cohorts[i].length];
-    const parts = [rejected ? `, ${rejected} rejected` : "", listed < size ? `, ${listed} listed` : ""];
+    const judged = of.cohorts[i].some((one) => !missing(one[5]));
+    const heads = ["Client", "Weight", "Loss", "Norm", ...(judged ? ["Trust"] : [])];
+    const cohort = table(heads, of.cohorts[i].map((one) => member(one, judged)), [0]);
+    const [size, listed] = [of.sizes[i], of.cohorts[i].length];
+    const counts = [[of.rejections[i], "rejected"], [of.flagged[i], "flagged"], [listed < size && listed, "listed"]];
+    const parts = counts.filter(([count]) => count).map(([count, what]) => `, ${count} ${what}`);
     const title = el("h4", {}, `Cohort: ${plural(size, "client")}${parts.join("")}`);
     panel.replaceChildren(head, el("p", { class: `words ${named(what)}` }, words(of, i)), list, title, cohort);
   }
@@ -75,47 +79,6 @@
   function markRow() {
     const rows = $("table").querySelectorAll("tbody tr");
     rows.forEach((row, i) => row.classList.toggle("chosen", i === place()));
-  }
-
-  function clientRow([id, sampled, norm, refused, reason], most) {
-    const bar = el("i");
-    bar.style.width = `${(100 * sampled) / most}%`;
-    const often = el("td", {}, String(sampled), el("span", { class: "part", "aria-hidden": "true" }, bar));
-    return [String(id), often, number(norm), String(refused), reason ?? ""];
-  }
-
-  function drawClients() {
-    const { clients, clients_left_out: left } = run();
-    if (!clients.length) {
-      $("clients").replaceChildren(el("div", { class: "chart empty" }, "No client is recorded yet."));
-      return;
-    }
-    const { column, down } = state.sort;
-    const texts = new Intl.Collator("en", { numeric: true });
-    const numeric = (a, b) => typeof a === "number" && typeof b === "number";
-    const order = (a, b) => (numeric(a, b) ? a - b : texts.compare(String(a ?? ""), String(b ?? "")));
-    const rows = [...clients].sort((a, b) => (down ? -1 : 1) * order(a[column], b[column]));
-    const most = Math.max(...clients.map((client) => client[1]), 1);
-    const heads = ["Client", "Sampled", "Mean norm", "Rejections", "Last reason"].map((text, at) => {
-      const sort = el("button", { type: "button" }, text);
-      sort.addEventListener("click", () => sortClients(at));
-      const now = column === at ? { "aria-sort": down ? "descending" : "ascending" } : {};
-      return el("th", { scope: "col", ...now, ...(at % 4 ? {} : { class: "text" }) }, sort);
-    });
-    const scrolled = $("clients").querySelector(".scroll")?.scrollTop ?? 0;
-    const region = { class: "scroll", tabindex: "0", role: "region", "aria-label": "Clients" };
-    const box = el("div", region, table(heads, rows.map((row) => clientRow(row, most)), [0, 4]));
-    const more = left ? `${plural(left, "more client")}, sampled less often: see the run’s rounds.jsonl.`
-      : `${plural(clients.length, "client")} took part.`;
-    $("clients").replaceChildren(box, el("p", { class: "after" }, more));
-    box.scrollTop = scrolled;
-  }
-
-  function sortClients(column) {
-    const { sort } = state;
-    state.sort = { column, down: sort.column === column ? !sort.down : column > 0 && column < 4 };
-    drawClients();
-    $("clients").querySelectorAll("th button")[column].focus();
   }
 
   function tile({ label, value, detail, tone }) {
@@ -152,5 +115,5 @@
     $("settings").querySelector("dl").replaceChildren(...(rows.length ? rows : none));
   }
 
-  Object.assign(report, { showPanel, drawTable, markRow, drawClients, showWords, showRunChoice, showSettings });
+  Object.assign(report, { showPanel, drawTable, markRow, showWords, showRunChoice, showSettings });
 })();

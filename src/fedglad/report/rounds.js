@@ -3,7 +3,7 @@
   "use strict";
   const report = window.fedgladReport;
   const { $, NOTHING, el, flag, has, number, percent, colour, stroke, tip } = report;
-  const { NO_ROUND, FLAGS, run, flagged, kind } = report;
+  const { NO_ROUND, FLAGS, run, flagged, kind, flagsOf } = report;
   const { show, within, vertical, dot, axis, titled, roundAxis, zoomed, below, zooms, line } = report;
 
   function lanes(of) {
@@ -129,6 +129,8 @@
     const what = kind(of, i);
     const rows = figures(of, i).filter(([name]) => !/filter|similarity/.test(name));
     rows.push(["Cohort", names(of.cohorts[i], of.sizes[i])]);
+    const doubted = of.cohorts[i].filter((one) => flagsOf(one[6]).length);
+    if (doubted.length) rows.push(["Flagged", names(doubted, of.flagged[i])]);
     tip(event, `Round ${of.rounds[i]}`, rows, what === "usual" ? null : flag(what));
   }
 

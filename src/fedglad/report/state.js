@@ -17,6 +17,12 @@
         + "fault. Often they are only better mixed than usual, which does no harm.",
     },
   };
+  const DOUBTS = { // what is said of a client, and what it means
+    drifting: "It agrees less with the others, and has more loss, than clients here usually do.",
+    opposed: "It points where others do not.",
+    boosted: "It sends far more than the round’s other clients.",
+    copied: "It sends exactly what another client of the round sends.",
+  };
   const METRICS = {
     accuracy: ["Accuracy", (of) => of.accuracy, percent],
     test_loss: ["Test loss", (of) => of.test_loss, number],
@@ -31,13 +37,16 @@
 
   const state = {
     run: 0, round: null, followed: true, heat: "scale", filter: "", metric: "accuracy",
-    hidden: new Set(), sort: { column: 1, down: true },
+    hidden: new Set(), sort: { by: null, down: false }, everybody: false, // the worst clients first, and few
   };
 
   const run = () => report.payload.runs[state.run];
   const place = () => run().rounds.indexOf(state.round);
   const flagged = (of, i) => Object.hasOwn(FLAGS, of.alarm[i]);
   const distrusted = (of) => of.rounds.map((_, i) => i).filter((i) => flagged(of, i));
+
+  /** A client's flags, of the number that stands for them in a cohort. */
+  const flagsOf = (mask) => report.payload.flags.filter((_, bit) => mask & (1 << bit));
 
   function kind(of, i) {
     if (of.status[i] === "skipped") return "skipped";
@@ -56,6 +65,6 @@
 
   Object.assign(report, {
     payload: JSON.parse($("data").textContent), // replaced when a live page hears news
-    NO_ROUND, FLAGS, METRICS, HEATS, state, run, place, flagged, kind, distrusted, opening,
+    NO_ROUND, FLAGS, DOUBTS, METRICS, HEATS, state, run, place, flagged, kind, distrusted, opening, flagsOf,
   });
 })();

@@ -13,7 +13,8 @@ window.fedgladReport = {};
   const factor = (x) => (missing(x) ? NOTHING : x.toFixed(2));
   const plural = (n, one) => `${new Intl.NumberFormat("en").format(n)} ${one}${n === 1 ? "" : "s"}`;
   const named = (kind) => kind.replaceAll(" ", "-"); // a class of the style sheet
-  const flag = (kind) => el("span", { class: `flag ${named(kind)}` }, kind);
+  const flag = (kind) => el("span", { class: `flag ${named(kind)}` }, kind); // of a round
+  const doubt = (kind) => el("span", { class: `doubt ${named(kind)}` }, kind); // of a client
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
   function number(x) {
@@ -35,14 +36,17 @@ window.fedgladReport = {};
     return node;
   }
 
+  function svg(tag, attributes, ...children) {
+    const node = set(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes);
+    node.append(...children);
+    return node;
+  }
+
   /** A piece of a chart's line, for its legend. */
   function stroke(name, dash) {
-    const made = (tag, attributes) => set(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes);
-    const svg = made("svg", { width: 26, height: 8, "aria-hidden": "true" });
-    const path = made("path", { d: "M1 4H25", "stroke-width": 2.5, "stroke-dasharray": dash });
+    const path = svg("path", { d: "M1 4H25", "stroke-width": 2.5, "stroke-dasharray": dash });
     path.style.stroke = `var(--${name})`;
-    svg.append(path);
-    return svg;
+    return svg("svg", { width: 26, height: 8, "aria-hidden": "true" }, path);
   }
 
   /** Rows are lists of texts or cells, or made already; columns in `left` are text. */
@@ -79,6 +83,6 @@ window.fedgladReport = {};
   }
 
   Object.assign(window.fedgladReport, {
-    NOTHING, $, missing, has, percent, factor, plural, named, flag, colour, number, set, el, stroke, table, tip,
+    NOTHING, $, missing, has, percent, factor, plural, named, flag, doubt, colour, number, set, el, svg, stroke, table, tip,
   });
 })();

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from fedglad.core import checksums
+from fedglad.records import FLAGS
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a terminal would obey them
+# A terminal would obey them; the last two ranges turn the direction of the text that follows.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 LARGEST = 1e150
 """Numbers beyond it are taken for damage: their squares would overflow."""
@@ -161,10 +163,24 @@ def _clients(raw: Any, bad: list[str]) -> list[dict[str, Any]]:
         if (why := one.get("rejected")) is not None:
             client["rejected"] = text(why) if isinstance(why, str) else "the reason is damaged"
             bad += [] if isinstance(why, str) else ["clients"]
+        for name in ("trust", "clipped"):
+            if (share := _checked(one.get(name), 0.0, 1.0, bad, "clients")) is not None:
+                client[name] = share
+        if flags := _flags(one.get("flags", []), bad):
+            client["flags"] = flags
         if client["id"] is None and one.get("id") is not None:
             bad.append("clients")
         clients.append(client)
     return clients
+
+
+def _flags(raw: Any, bad: list[str]) -> list[str]:
+    """Those that are known, each once."""
+    given = cast(list[Any], raw) if isinstance(raw, list) else [raw]
+    known = [flag for flag in FLAGS if flag in given]
+    if len(known) < len(given):
+        bad.append("clients")
+    return known
 
 
 def _id(raw: Any) -> int | str | None:
