@@ -136,15 +136,14 @@ class Seen:
     def scaled(self) -> tuple[np.ndarray, np.ndarray]:
         """Rows that point where those of the sample do, and what makes their lengths 1 (or 0)."""
         rows, (low, high) = self.sample, SQUARES
-        with np.errstate(over="ignore", invalid="ignore"):
-            squares = np.einsum("ij,ij->i", rows, rows)
+        squares = np.einsum("ij,ij->i", rows, rows)  # which does not warn of overflow
         usual = (squares > low) & (squares < high)
-        if not usual.all():
-            rows, odd = rows.copy(), ~usual
-            rows[odd] = _unit(rows[odd])
-            squares[odd] = rows[odd].any(axis=1)
-        inverse = np.divide(1, np.sqrt(squares), out=np.zeros_like(squares), where=squares > 0)
-        return rows, inverse
+        if usual.all():
+            return rows, 1 / np.sqrt(squares)
+        rows, odd = rows.copy(), ~usual
+        rows[odd] = _unit(rows[odd])
+        squares[odd] = 1
+        return rows, np.where(rows.any(axis=1), 1 / np.sqrt(squares), 0)
 
     @property
     def firsts(self) -> np.ndarray:
@@ -385,12 +384,17 @@ class Trust:
         places = np.arange(r) if r <= self.samples else np.arange(self.samples) * r // self.samples
         others = _last(absent, self.samples - len(places))
         cosines = _cosines(rows, inverse, places, kept.samples[others])
-        codes = [k if client is None else now[client] for k, client in enumerate(seen.clients)]
-        new, moved = _voices(cosines, np.array(codes, int), firsts, places), inverse > 0
-        sums = self._sums(seen, kept, moved, new)
+        codes = np.arange(r)  # of the clients
+        if len(now) < r:
+            codes = np.array([k if c is None else now[c] for k, c in enumerate(seen.clients)])
+        new, moved = _voices(cosines, codes, firsts, places), inverse > 0
+        histories = [kept.clients.get(client, NEW) for client in seen.clients]
+        histories += [kept.clients[recent[k]] for k in others]
+        everyone = _numbers(histories)  # the round's clients first
+        sums = everyone[:, :r]
+        self._add(sums, moved, new, seen.losses)
         agreement = _agreement(sums)
-        usual = _numbers([kept.clients[recent[k]] for k in others])
-        drift = self._drift(sums, np.concatenate([sums[:, places], usual], axis=1))
+        drift = self._drift(everyone, r, np.append(places, np.arange(r, len(histories))))
         lengths = _over_median(seen.norms, nothing=-math.inf)
         evidence = np.empty((len(FLAGS), r))  # in their order
         evidence[0] = drift / self.drifting
@@ -412,28 +416,30 @@ class Trust:
         verdicts = list(map(partial(tuple.__new__, Verdict), zip(*columns, strict=True)))
         return verdicts, self._keep(now, sums, kept, absent, rows, inverse)
 
-    def _sums(
-        self, seen: Seen, kept: Kept, moved: np.ndarray, new: tuple[np.ndarray, np.ndarray]
-    ) -> np.ndarray:
-        """The clients' histories with this round in their sums; an update of zeros adds nothing."""
-        sums = _numbers([kept.clients.get(client, NEW) for client in seen.clients])
+    def _add(
+        self,
+        sums: np.ndarray,
+        moved: np.ndarray,
+        new: tuple[np.ndarray, np.ndarray],
+        losses: np.ndarray,
+    ) -> None:
+        """Adds the round to its clients' sums; an update of zeros adds nothing."""
         sums[2:] *= np.where(moved, self.memory, 1)
         sums[2] += moved
         sums[3:5] += new
-        sums[5] += moved * _over_median(seen.losses, nothing=0.0)
-        return sums
+        sums[5] += moved * _over_median(losses, nothing=0.0)
 
-    def _drift(self, sums: np.ndarray, others: np.ndarray) -> np.ndarray:
-        """By how many spreads agreement is lower, and by how many loss is higher, than others'."""
-        known = others[:, others[2] > 1]
-        drift = np.zeros(sums.shape[1])
-        if known.shape[1] < ENOUGH:
+    def _drift(self, everyone: np.ndarray, r: int, compared: np.ndarray) -> np.ndarray:
+        """By how many spreads the first r have lower agreement, and higher loss, than others."""
+        n, worse, drift = everyone[2], _worse(everyone), np.zeros(r)
+        known = compared[n[compared] > 1]
+        if len(known) < ENOUGH:
             return drift
-        usual, floors = np.sort(_worse(known)).tolist(), (1.0, self.floor)
-        for own, ordered, floor in zip(_worse(sums), usual, floors, strict=True):
+        usual, floors = np.sort(worse[:, known]).tolist(), (1.0, self.floor)
+        for own, ordered, floor in zip(worse[:, :r], usual, floors, strict=True):
             middle, best = _quantile(ordered, 0.5), _quantile(ordered, 0.2)
             drift += (own - middle).clip(0) / max((middle - best) / SPREAD, floor)
-        return drift * (sums[2] > 1)
+        return drift * (n[:r] > 1)
 
     def _limit(self, lengths: np.ndarray) -> float:
         """The logarithm of the norm, over the round's median, from which on an update is long.
@@ -468,7 +474,9 @@ class Trust:
         samples = np.empty((len(stay) + len(fresh), rows.shape[1]), np.float16)
         if stay:
             np.take(kept.samples, stay, axis=0, out=samples[: len(stay)], mode="clip")
-        _convert(rows[fresh] * inverse[fresh, None], samples[len(stay) :])
+        # Where all clients are known and different, these are the last rows: no copy is needed.
+        chosen = slice(len(rows) - len(fresh), None) if len(now) == len(rows) else fresh
+        _convert(rows[chosen] * inverse[chosen, None], samples[len(stay) :])
         return Kept(clients, samples)
 
 
@@ -523,12 +531,14 @@ def _worse(sums: np.ndarray) -> np.ndarray:
 
 def _over_median(values: np.ndarray, nothing: float) -> np.ndarray:
     """Logarithms less their median; `nothing` where a value has none."""
-    result = np.full(len(values), nothing)
     good = (values > 0) & (values < math.inf)
-    if good.any():
-        logs = np.log(values[good])
-        result[good] = logs - _quantile(np.sort(logs).tolist(), 0.5)
-    return result
+    if not good.all():
+        result = np.full(len(values), nothing)
+        if good.any():
+            result[good] = _over_median(values[good], nothing)
+        return result
+    logs = np.log(values)
+    return logs - _quantile(np.sort(logs).tolist(), 0.5) if len(logs) else logs
 
 
 def _quantile(ordered: list[float], q: float) -> float:
