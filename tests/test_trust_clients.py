@@ -175,6 +175,61 @@ ROUND = arrays.arrays(
 LOSS = st.sampled_from([math.nan, math.inf, 0.0, -1.0, 1e-300, 0.5, 2.0, 1e300])
 
 
+def agreements_by_definition(made: Sequence[Seen], trust: Trust) -> list[list[float]]:
+    """A of every client in every round, one cosine at a time."""
+    last: dict[Client, np.ndarray] = {}
+    sums: dict[Client, tuple[float, float]] = {}
+    found: list[list[float]] = []
+    for seen in made:
+        ids, rows, r = seen.clients, seen.directions.astype(float), len(seen.clients)
+        keys = [(norm, row.tobytes()) for norm, row in zip(seen.norms, seen.sample, strict=True)]
+        places = [k * r // min(r, trust.samples) for k in range(min(r, trust.samples))]
+        absent = [row for client, row in last.items() if client not in ids]
+        absent = absent[max(0, len(absent) - (trust.samples - len(places))) :]
+        now: dict[Client, tuple[float, float]] = {}
+        found.append([])
+        for k in range(r):
+            signed, fourths = 0.0, 0.0
+            voices = [(1.0, row) for row in absent]
+            for j in places:
+                same_client = ids[j] is not None and ids[j] == ids[k]
+                if j != k and not same_client and keys[j] != keys[k]:
+                    voices.append((1 / [keys[i] for i in places].count(keys[j]), rows[j]))
+            for voice, row in voices:
+                c = float(row @ rows[k])
+                signed, fourths = signed + voice * c * abs(c), fourths + voice * c**4
+            if rows[k].any() and ids[k] in sums:
+                before = sums[ids[k]]
+                signed, fourths = signed + 0.8 * before[0], fourths + 0.8 * before[1]
+            elif ids[k] in sums:
+                signed, fourths = sums[ids[k]]
+            found[-1].append(signed / math.sqrt(fourths + 0.01))
+            if ids[k] is not None:
+                now[ids[k]] = signed, fourths
+        sums |= now
+        for client in now:
+            last.pop(client, None)
+        for client in now:  # of several updates of one client in a round the last is kept
+            place = max(k for k in range(r) if ids[k] == client)
+            last[client] = rows[place].astype(np.float16).astype(float)
+        last = dict(list(last.items())[max(0, len(last) - trust.samples) :])
+    return found
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.integers(1, 9))
+def test_agreement_is_what_its_definition_says(seed: int, r: int, samples: int):
+    rng, trust, kept = np.random.default_rng(seed), Trust(samples=samples), Kept()
+    made: list[Seen] = []
+    for _ in range(4):  # few clients and few updates: ids that are unknown or come twice, copies
+        ids = [int(k) if k else None for k in rng.integers(0, 12, r)]
+        rows = rng.standard_normal((6, 5))[rng.integers(0, 6, r)]
+        rows[rng.random(r) < 0.1] = 0
+        made.append(see(rows, ids))
+    for seen, expected in zip(made, agreements_by_definition(made, trust), strict=True):
+        verdicts, kept = trust.judge(seen, kept)
+        assert [v.agreement for v in verdicts] == pytest.approx(expected, abs=1e-4)
+
+
 @given(ROUND, st.data())
 def test_no_round_breaks_it(rows: np.ndarray, data: st.DataObject):
     r = len(rows)
