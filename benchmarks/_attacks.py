@@ -5,13 +5,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from _forced import CLASSES, PARTITIONS, Array
+from _forced import CLASSES, PARTITIONS, Array, Between, Putting
 from torch import Tensor
 
 from fedglad.config.schema import load
@@ -20,7 +20,7 @@ from fedglad.data.federation import Partitioned
 from fedglad.data.images import MNIST
 from fedglad.records import Bundle, Several, Update
 from fedglad.rng import stream
-from fedglad.simulation.engines.base import Engine, Job, Packed, Updates
+from fedglad.simulation.engines.base import Engine, Packed, Updates
 from fedglad.simulation.simulation import Simulation
 from fedglad.trust import Seen, Trust
 
@@ -60,11 +60,12 @@ class Attacked:
     accuracy: float
 
 
-class Attack:
-    """An engine between whose clients and server some updates are replaced."""
+class Attack(Between):
+    """The updates of attackers are replaced."""
 
     def __init__(self, inner: Engine, setting: Setting) -> None:
-        self.inner, self.setting, self.attackers = inner, setting, set(setting.attackers)
+        super().__init__(inner)
+        self.setting, self.attackers = setting, set(setting.attackers)
         self.rounds: list[Seen] = []
 
     def train(
@@ -109,26 +110,6 @@ class Attack:
             losses=np.array(losses),
             sample=deltas[:, Trust().coordinates(deltas.shape[1])].numpy(),
         )
-
-    def evaluate(self, packed: Packed) -> tuple[float, float]:
-        return self.inner.evaluate(packed)
-
-    def losses(self, clients: Sequence[int], packed: Packed) -> list[float]:
-        return self.inner.losses(clients, packed)
-
-    def close(self) -> None:
-        self.inner.close()
-
-
-@dataclass(frozen=True)
-class Attacking:
-    """Settings of such an engine."""
-
-    engine: Any
-    setting: Setting
-
-    def start(self, job: Job) -> Attack:
-        return Attack(self.engine.start(job), self.setting)
 
 
 def vector(update: Update) -> Tensor:
@@ -179,7 +160,7 @@ def play(setting: Setting) -> Attacked:
         "engine.name": "batched",
     }
     plan = load("digits", overrides)[1].plan(data=federation(setting))
-    plan = replace(plan, engine=Attacking(plan.engine, setting))
+    plan = replace(plan, engine=Putting(plan.engine, partial(Attack, setting=setting)))
     with closing(Simulation(plan)) as simulation:
         rounds = list(simulation.rounds())
         assert isinstance(simulation.engine, Attack)

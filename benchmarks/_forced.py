@@ -3,9 +3,10 @@
 import itertools
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,23 +62,16 @@ class Played:
     accuracy: float
 
 
-class Tampered:
-    """An engine between whose clients and server updates are multiplied, by round and client."""
+class Between:
+    """An engine between another one's clients and the server, which changes what they send."""
 
-    def __init__(self, inner: Engine, factors: Mapping[tuple[int, int], float]) -> None:
-        self.inner, self.factors = inner, factors
+    def __init__(self, inner: Engine) -> None:
+        self.inner = inner
 
     def train(
         self, t: int, cohort: Sequence[int], packed: Packed, sent: dict[str, Tensor]
     ) -> Updates:
-        for group in self.inner.train(t, cohort, packed, sent):
-            updates = group.updates() if isinstance(group, Bundle) else group
-            yield Several([self._sent(t, u) if isinstance(u, Update) else u for u in updates])
-
-    def _sent(self, t: int, update: Update) -> Update:
-        assert isinstance(update.client, int)
-        assert isinstance(update.delta, Tensor)
-        return replace(update, delta=update.delta * self.factors.get((t, update.client), 1.0))
+        raise NotImplementedError
 
     def evaluate(self, packed: Packed) -> tuple[float, float]:
         return self.inner.evaluate(packed)
@@ -90,14 +84,34 @@ class Tampered:
 
 
 @dataclass(frozen=True)
-class Tampering:
-    """Settings of such an engine."""
+class Putting:
+    """Settings of such an engine: those of the other one, and what is put between."""
 
     engine: Any
-    factors: Mapping[tuple[int, int], float]
+    between: Callable[[Engine], Between]
 
-    def start(self, job: Job) -> Tampered:
-        return Tampered(self.engine.start(job), self.factors)
+    def start(self, job: Job) -> Between:
+        return self.between(self.engine.start(job))
+
+
+class Tampered(Between):
+    """Updates are multiplied, by round and client."""
+
+    def __init__(self, inner: Engine, factors: Mapping[tuple[int, int], float]) -> None:
+        super().__init__(inner)
+        self.factors = factors
+
+    def train(
+        self, t: int, cohort: Sequence[int], packed: Packed, sent: dict[str, Tensor]
+    ) -> Updates:
+        for group in self.inner.train(t, cohort, packed, sent):
+            updates = group.updates() if isinstance(group, Bundle) else group
+            yield Several([self._sent(t, u) if isinstance(u, Update) else u for u in updates])
+
+    def _sent(self, t: int, update: Update) -> Update:
+        assert isinstance(update.client, int)
+        assert isinstance(update.delta, Tensor)
+        return replace(update, delta=update.delta * self.factors.get((t, update.client), 1.0))
 
 
 def federation(setting: Setting) -> Partitioned:
@@ -165,7 +179,7 @@ def play(setting: Setting) -> Played:
         "engine.name": "batched",
     }
     plan = load("digits", overrides)[1].plan(data=federation(setting))
-    plan = replace(plan, engine=Tampering(plan.engine, factors))
+    plan = replace(plan, engine=Putting(plan.engine, partial(Tampered, factors=factors)))
     with closing(Simulation(plan)) as simulation:
         rounds = list(simulation.rounds())
     assert all(done.record.stepped and not done.record.rejected for done in rounds)

@@ -143,12 +143,12 @@ def measure(runs: Sequence[Judged], trust: Trust) -> None:
         )
     print("\nWith 20 % attackers, by which flag:")
     table(
-        ("flag", *ATTACKS, "false, all runs"),
+        ("flag", *ATTACKS, "false, these runs and without"),
         [
             (
                 f"`{flag}`",
                 *(rates(by_form.get((attack, 20), []), _has(flag))[0] for attack in ATTACKS),
-                rates(runs, _has(flag))[1],
+                rates([run for run in runs if run.setting.part in (0, 20)], _has(flag))[1],
             )
             for flag in FLAGS
         ],
@@ -182,8 +182,8 @@ def _rounds(runs: Sequence[Judged]) -> list[str]:
 
 OPEN = Trust(opposed=1e-9, drifting=1e-9, boosted=1 + 1e-9)  # flags whatever it can
 GRID: dict[str, tuple[Sequence[float], Callable[[Verdict, float], bool]]] = {
-    "opposed": ((0.08, 0.12, 0.16, 0.2, 0.24), lambda v, at: v.agreement < -at),
-    "drifting": ((3.5, 4.0, 4.5, 5.0, 6.0), lambda v, at: v.drift > at),
+    "opposed": ((0.6, 0.8, 1.0, 1.2, 1.4), lambda v, at: v.agreement < -at),
+    "drifting": ((3.0, 3.5, 4.0, 4.5, 5.0), lambda v, at: v.drift > at),
     "boosted": ((2.0, 2.5, 3.0, 4.0), lambda v, at: "boosted" in v.flags and v.length > at),
 }
 
@@ -211,7 +211,7 @@ def _at(says: Callable[[Verdict, float], bool], at: float) -> Says:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Does Trust find clients that attack?")
-    parser.add_argument("--seeds", default="4,5,6,7,8", help="by default 4,5,6,7,8")
+    parser.add_argument("--seeds", default="9,10,11,12,13", help="by default 9,10,11,12,13")
     parser.add_argument("--parts", default="10,20,40", help="percent of attackers, 10,20,40")
     parser.add_argument("--fit", action="store_true", help="what other thresholds find")
     parser.add_argument("--keep", type=Path, help="folder in which the runs are kept, and found")
@@ -219,7 +219,7 @@ def main() -> None:
     try:
         seeds, parts = ([int(n) for n in text.split(",")] for text in (given.seeds, given.parts))
     except ValueError:
-        parser.error(f"--seeds {given.seeds} --parts {given.parts}: write numbers, as in 4,5,6")
+        parser.error(f"--seeds {given.seeds} --parts {given.parts}: write numbers, as in 9,10,11")
     if not set(parts) <= set(PARTS):
         parser.error(f"--parts {given.parts}: choose of {', '.join(map(str, PARTS))}")
     trust, runs, opened = Trust(), list[Judged](), list[Judged]()

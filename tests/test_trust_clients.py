@@ -44,37 +44,49 @@ THREE = [[1, 0], [0.6, 0.8], [-1, 0]]  # a, b, d: cosines ab = .6, ad = −1, bd
 
 
 def test_agreement_and_score_by_hand():
-    # a: (.36 − 1)/(.36 + 1) · ½ = −.235…;  b: (.36 − .36) = 0;  d: −(1 + .36)/1.36 · ½ = −½.
-    # With opposed = .3, d has e = .5/.3 = 5/3, so 1/(1 + 25/9) = 9/34; a has e = .784, below 1.
-    verdicts, _ = Trust(opposed=0.3).judge(see(THREE, "abd"), Kept())
-    assert [v.agreement for v in verdicts] == pytest.approx([-0.64 / 1.36 / 2, 0, -0.5], abs=1e-6)
+    # a: c|c| are .36 and −1, c⁴ are .1296 and 1: −.64/√(1.1296 + .01).  b: .36 − .36 = 0.
+    # d: (−1 − .36)/√1.1396 = −1.27…, so e² = 1.8496/1.1396 and the score 1.1396/(1.1396 + 1.8496).
+    verdicts, _ = Trust().judge(see(THREE, "abd"), Kept())
+    root = math.sqrt(1.1396)
+    assert [v.agreement for v in verdicts] == pytest.approx([-0.64 / root, 0, -1.36 / root])
     assert [v.flags for v in verdicts] == [(), (), ("opposed",)]
-    e = 0.64 / 1.36 / 2 / 0.3
-    assert [v.score for v in verdicts] == pytest.approx([1 / (1 + e * e), 1, 9 / 34], abs=1e-6)
+    scores = [1.1396 / (1.1396 + 0.4096), 1, 1.1396 / (1.1396 + 1.8496)]
+    assert [v.score for v in verdicts] == pytest.approx(scores)
+    verdicts, _ = Trust(opposed=1.3).judge(see(THREE, "abd"), Kept())
+    assert [v.flags for v in verdicts] == [(), (), ()]
 
 
 def test_evidence_adds_up_over_a_clients_rounds():
-    # After the round above: a has signed −.64/2 = −.32 and all .68, d has −.68 and .68.
+    # After the round above: a has −.64 and 1.1296, d has −1.36 and 1.1296.
     # Now a = (1, 0) and d = (0, 1) meet each other (cosine 0) and what is kept of b (.6 and .8):
-    # a adds .36/2 = .18 and .18, d adds .64/2 = .32. With memory ½, n = 1.5:
-    # a: (−.16 + .18)/(.34 + .18) · 1.5/2.5;  d: (−.34 + .32)/(.34 + .32) · 1.5/2.5.
+    # a adds .36 and .1296, d adds .64 and .4096. With memory ½, n = 1.5:
+    # a: (−.32 + .36)/√(.5648 + .1296 + .01);  d: (−.68 + .64)/√(.5648 + .4096 + .01).
     trust = Trust(memory=0.5)
     _, kept = trust.judge(see(THREE, "abd"), Kept())
     verdicts, kept = trust.judge(see([[1, 0], [0, 1]], "ad"), kept)
-    expected = [0.02 / 0.52 * 0.6, -0.02 / 0.66 * 0.6]
+    expected = [0.04 / math.sqrt(0.7044), -0.04 / math.sqrt(0.9844)]
     assert [v.agreement for v in verdicts] == pytest.approx(expected, abs=1e-3)  # .6 as float16
     assert list(kept.clients) == ["b", "a", "d"]
-    expected = History(rounds=2, flagged=1, n=1.5, signed=0.02, squares=0.52)
-    assert kept.history("a") == pytest.approx(expected, abs=1e-3)
+    history = History(rounds=2, flagged=0, n=1.5, signed=0.04, fourths=0.6944)
+    assert kept.history("a") == pytest.approx(history, abs=1e-3)
+    assert kept.history("d").flagged == 1
 
 
 def test_a_turned_update_is_the_opposite_of_those_that_hold_the_same():
     # Two classes that have nothing in common; the last client holds the first and turns it round.
-    # It meets −1 twice and 0 twice: A = −½. The honest two of its class meet +1 and −1: 0.
+    # It meets −1 twice and 0 twice: −2/√2.01. The honest two of its class meet +1 and −1: 0.
+    # Those of the other class meet each other: 1/√1.01.
     rows = [[1, 0, 0], [1, 0, 1e-3], [0, 1, 0], [0, 1, 1e-3], [-1, 0, 0]]
     verdicts, _ = Trust().judge(see(rows), Kept())
     assert [v.flags for v in verdicts] == [(), (), (), (), ("opposed",)]
-    assert [v.agreement for v in verdicts] == pytest.approx([0, 0, 0.5, 0.5, -0.5], abs=1e-3)
+    expected = [0, 0, 1 / math.sqrt(1.01), 1 / math.sqrt(1.01), -2 / math.sqrt(2.01)]
+    assert [v.agreement for v in verdicts] == pytest.approx(expected, abs=1e-3)
+
+
+def test_one_opposite_alone_flags_nobody():
+    verdicts, _ = Trust().judge(see([[1, 0], [-1, 0]]), Kept())  # which of them is right?
+    assert [v.agreement for v in verdicts] == pytest.approx([-1 / math.sqrt(1.01)] * 2)
+    assert [v.flags for v in verdicts] == [(), ()]
 
 
 def lengths(*logs: float) -> list[Verdict]:
@@ -96,19 +108,19 @@ def test_boosted_by_hand():
 
 
 def test_drifting_by_hand():
-    # Ten clients with agreement .6 · 2/(2 + 1) = .4 and loss 0. The last comes a third time; its
-    # sample meets zeros, so only n changes, to 3: agreement 0 and loss .8/(3 + 1) = .2.
-    # No spread among the others: the floor .1 counts. .4/.1 + .2/.1 = 6.
-    usual = History(rounds=2, n=2.0, signed=0.6, squares=1.0)
+    # Ten clients with n = 4 and A = 4/√(.99 + .01), so 4/√4 = 2 a round, and loss 0. The last comes
+    # a fourth time; its sample meets zeros, so only n changes, to 4: A = 0 and loss 1/(4 + 1) = .2.
+    # No spread among the others: the floors 1 and .1 count. 2/1 + .2/.1 = 4.
+    usual = History(rounds=4, n=4.0, signed=4.0, fourths=0.99)
     records = [(k, usual) for k in range(10)]
-    late = History(rounds=2, n=2.0, squares=1.0, loss=0.8)
+    late = History(rounds=3, n=3.0, fourths=0.99, loss=1.0)
     kept = Kept.of([*records, ("x", late)], np.zeros((11, 2)))
-    for threshold, flags in ((5.0, ("drifting",)), (6.1, ())):
+    for threshold, flags in ((3.9, ("drifting",)), (4.1, ())):
         trust = Trust(memory=1.0, floor=0.1, drifting=threshold)
         (verdict,), _ = trust.judge(see([[1, 0]], ["x"]), kept)
-        assert verdict.drift == pytest.approx(6)
+        assert verdict.drift == pytest.approx(4)
         assert verdict.flags == flags
-        assert verdict.score == pytest.approx(1 / (1 + (6 / threshold) ** 2))
+        assert verdict.score == pytest.approx(1 / (1 + (4 / threshold) ** 2))
     # A client that comes for the first time is not judged by it, nor anyone among fewer than ten.
     (verdict,), _ = Trust().judge(see([[1, 0]], ["new"]), kept)
     assert verdict.drift == 0
@@ -118,15 +130,14 @@ def test_drifting_by_hand():
 
 
 def test_the_spread_of_the_others_counts():
-    # Agreements −.1, −.05, 0 … .4 (n = 2, so signed is 1.5 times as much). The first comes again:
-    # n is 3, −.15 · 3/4. The best fifth of them begins (median − 20 % quantile of −A)/.84 above.
-    made = [History(n=2.0, signed=1.5 * (k / 20 - 0.1), squares=1.0) for k in range(11)]
+    # A/√n of −2, −1, 0 … 8 (n = 4, so signed is twice as much). The first comes again: n is 5,
+    # −4/√5. The best fifth of them begins (median − 20 % quantile of −A/√n)/.84 above the middle.
+    made = [History(n=4.0, signed=2.0 * (k - 2), fourths=0.99) for k in range(11)]
     kept = Kept.of(list(enumerate(made)), np.zeros((11, 2)))
-    (verdict,), _ = Trust(memory=1.0, floor=0.01).judge(see([[1, 0]], [0]), kept)
-    agreement = -0.15 * 3 / 4
-    others = [agreement, *(k / 20 - 0.1 for k in range(1, 11))]
-    middle, best = np.quantile(others, (0.5, 0.8))
-    assert verdict.drift == pytest.approx((middle - agreement) / ((best - middle) / 0.84))
+    (verdict,), _ = Trust(memory=1.0).judge(see([[1, 0]], [0]), kept)
+    own = -4 / math.sqrt(5)
+    middle, best = np.quantile([own, *range(-1, 9)], (0.5, 0.8))
+    assert verdict.drift == pytest.approx((middle - own) / ((best - middle) / 0.84))
 
 
 def test_copies_are_found_exactly():
@@ -138,11 +149,11 @@ def test_copies_are_found_exactly():
 
 def test_copies_are_one_voice_and_none_for_each_other():
     # x = y = (−1, 0), a = (1, 0), b = (1, 1)/√2. a meets x and y for half a voice each, and b:
-    # (−½ − ½ + ½)/1.5 · ½ = −1/6. x meets a and b, but not y: (−1 − ½)/1.5 · ½ = −½.
+    # (−½ − ½ + ½)/√(½ + ½ + ¼ + .01). x meets a and b, but not y: (−1 − ½)/√1.26.
     rows = [[1, 0], [math.sqrt(0.5)] * 2, [-1, 0], [-1, 0]]
     verdicts, _ = Trust().judge(see(rows, norms=[1, 1, 1, 1]), Kept())
-    assert verdicts[0].agreement == pytest.approx(-1 / 6, abs=1e-6)
-    assert [v.agreement for v in verdicts[2:]] == pytest.approx([-0.5, -0.5], abs=1e-6)
+    expected = [-0.5 / math.sqrt(1.26), *[-1.5 / math.sqrt(1.26)] * 2]
+    assert [verdicts[k].agreement for k in (0, 2, 3)] == pytest.approx(expected)
 
 
 def test_what_a_client_sent_before_is_no_voice_for_it():
@@ -164,6 +175,61 @@ ROUND = arrays.arrays(
 LOSS = st.sampled_from([math.nan, math.inf, 0.0, -1.0, 1e-300, 0.5, 2.0, 1e300])
 
 
+def agreements_by_definition(made: Sequence[Seen], trust: Trust) -> list[list[float]]:
+    """A of every client in every round, one cosine at a time."""
+    last: dict[Client, np.ndarray] = {}
+    sums: dict[Client, tuple[float, float]] = {}
+    found: list[list[float]] = []
+    for seen in made:
+        ids, rows, r = seen.clients, seen.directions.astype(float), len(seen.clients)
+        keys = [(norm, row.tobytes()) for norm, row in zip(seen.norms, seen.sample, strict=True)]
+        places = [k * r // min(r, trust.samples) for k in range(min(r, trust.samples))]
+        absent = [row for client, row in last.items() if client not in ids]
+        absent = absent[max(0, len(absent) - (trust.samples - len(places))) :]
+        now: dict[Client, tuple[float, float]] = {}
+        found.append([])
+        for k in range(r):
+            signed, fourths = 0.0, 0.0
+            voices = [(1.0, row) for row in absent]
+            for j in places:
+                same_client = ids[j] is not None and ids[j] == ids[k]
+                if j != k and not same_client and keys[j] != keys[k]:
+                    voices.append((1 / [keys[i] for i in places].count(keys[j]), rows[j]))
+            for voice, row in voices:
+                c = float(row @ rows[k])
+                signed, fourths = signed + voice * c * abs(c), fourths + voice * c**4
+            if rows[k].any() and ids[k] in sums:
+                before = sums[ids[k]]
+                signed, fourths = signed + 0.8 * before[0], fourths + 0.8 * before[1]
+            elif ids[k] in sums:
+                signed, fourths = sums[ids[k]]
+            found[-1].append(signed / math.sqrt(fourths + 0.01))
+            if ids[k] is not None:
+                now[ids[k]] = signed, fourths
+        sums |= now
+        for client in now:
+            last.pop(client, None)
+        for client in now:  # of several updates of one client in a round the last is kept
+            place = max(k for k in range(r) if ids[k] == client)
+            last[client] = rows[place].astype(np.float16).astype(float)
+        last = dict(list(last.items())[max(0, len(last) - trust.samples) :])
+    return found
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.integers(1, 9))
+def test_agreement_is_what_its_definition_says(seed: int, r: int, samples: int):
+    rng, trust, kept = np.random.default_rng(seed), Trust(samples=samples), Kept()
+    made: list[Seen] = []
+    for _ in range(4):  # few clients and few updates: ids that are unknown or come twice, copies
+        ids = [int(k) if k else None for k in rng.integers(0, 12, r)]
+        rows = rng.standard_normal((6, 5))[rng.integers(0, 6, r)]
+        rows[rng.random(r) < 0.1] = 0
+        made.append(see(rows, ids))
+    for seen, expected in zip(made, agreements_by_definition(made, trust), strict=True):
+        verdicts, kept = trust.judge(seen, kept)
+        assert [v.agreement for v in verdicts] == pytest.approx(expected, abs=1e-4)
+
+
 @given(ROUND, st.data())
 def test_no_round_breaks_it(rows: np.ndarray, data: st.DataObject):
     r = len(rows)
@@ -178,7 +244,7 @@ def test_no_round_breaks_it(rows: np.ndarray, data: st.DataObject):
             assert 0 <= verdict.score <= 1
             assert bool(verdict.flags) == (verdict.score < 0.5)
             assert set(verdict.flags) <= set(FLAGS)
-            assert -1 < verdict.agreement < 1
+            assert abs(verdict.agreement) <= math.sqrt(7 * 3)  # voices a round, rounds
             assert math.isfinite(verdict.drift)
             assert math.isfinite(verdict.length)
         json.dumps(kept.to_json(), allow_nan=False)
@@ -246,6 +312,15 @@ def test_an_honest_iid_cohort_raises_nothing(signal: float):
             assert [v for v in verdicts if v.flags] == []
 
 
+@pytest.mark.parametrize("size", [500, 4000])
+def test_clients_that_have_nothing_in_common_raise_nothing(size: int):
+    for seed in range(5):
+        kept = Kept()
+        for ids, rows, losses in rounds(seed, size=size, signal=0.0, r=10):
+            verdicts, kept = Trust().judge(see(rows, ids, losses=losses), kept)
+            assert [v for v in verdicts if v.flags] == []
+
+
 @pytest.mark.parametrize(
     ("flag", "factor"), [("opposed", -1.0), ("opposed", -0.5), ("boosted", 10.0)]
 )
@@ -292,8 +367,7 @@ def test_losses_that_are_no_numbers_say_nothing():
 
 
 def test_clients_without_an_id_are_judged_by_their_round_alone():
-    trust = Trust(opposed=0.3)
-    verdicts, kept = trust.judge(see(THREE, [None] * 3), Kept())
+    verdicts, kept = Trust().judge(see(THREE, [None] * 3), Kept())
     assert [v.flags for v in verdicts] == [(), (), ("opposed",)]
     assert (kept.to_json(), len(kept.samples)) == ([], 0)
 
@@ -318,7 +392,7 @@ def test_it_goes_on_from_saved_state_bit_for_bit_and_changes_no_input(seed: int,
         saved = Kept.of(json.loads(json.dumps(saved.to_json())), saved.samples.copy())
 
 
-GOOD = [2, 1, 1.8, -0.2, 0.3, 0.1]  # rounds, flagged, n, signed, squares, loss
+GOOD = [2, 1, 1.8, -0.2, 0.3, 0.1]  # rounds, flagged, n, signed, fourths, loss
 
 
 def with_(place: int, value: Any) -> list[Any]:
@@ -346,7 +420,8 @@ def with_(place: int, value: Any) -> list[Any]:
         (with_(5, math.inf), [[1, 0]], r"loss=inf: must be from -1e\+15"),
         (with_(0, 10**400), [[1, 0]], "rounds=1000"),
         (with_(1, 3), [[1, 0]], "flagged=3 and rounds=2"),
-        (with_(3, -0.4), [[1, 0]], "signed=-0.4 and squares=0.3: no sum of"),
+        (with_(3, -1e16), [[1, 0]], r"signed=-1e\+16: must be from -1e\+15"),
+        (with_(4, -0.4), [[1, 0]], "fourths=-0.4: must be from 0"),
         ([[7, GOOD]], [1, 0], r"samples are kept as float64 of shape \(2,\)"),
         ([[7, GOOD]], [["1", "0"]], "must be rows of floating-point numbers"),
         ([[7, GOOD]], [[1, 0], [0, 1]], "2 samples of 1 clients are kept: at most one each"),
@@ -364,11 +439,11 @@ def test_a_damaged_or_crafted_state_is_refused(records: Any, samples: Any, messa
 
 def test_a_large_cohort_is_compared_with_some_of_it_evenly_spaced():
     # Of eight, every second: places 0, 2, 4 and 6. Rows are (1, 0), but for 2 and 4, (0, 1), and 6,
-    # (−1, 0). Place 1 meets 0, 2, 4, 6: c = 1, 0, 0, −1 and so (1 − 1)/2. Place 0 meets no more
-    # than 2, 4, 6: −1/1 · ½. Place 2 meets 4 alone: 1/1 · ½. Place 6 meets 0: −½.
+    # (−1, 0). Place 1 meets 0, 2, 4, 6: c = 1, 0, 0, −1, so 1 − 1 = 0. Place 0 meets no more than
+    # 2, 4, 6: −1/√1.01. Places 2 and 4 meet each other: 1/√1.01. Place 6 meets 0: −1/√1.01.
     rows = [[1, 0], [1, 1e-6], [0, 1], [1, 2e-6], [1e-6, 1], [1, 3e-6], [-1, 0], [1, 4e-6]]
     verdicts, kept = Trust(samples=4).judge(see(rows), Kept())
-    expected = [-0.5, 0, 0.5, 0, 0.5, 0, -0.5, 0]
+    expected = np.array([-1, 0, 1, 0, 1, 0, -1, 0]) / math.sqrt(1.01)
     assert [v.agreement for v in verdicts] == pytest.approx(expected, abs=1e-4)
     assert list(kept.clients) == list(range(8))
     np.testing.assert_allclose(kept.samples, [[0, 1], [1, 0], [-1, 0], [1, 0]], atol=1e-4)
@@ -376,11 +451,11 @@ def test_a_large_cohort_is_compared_with_some_of_it_evenly_spaced():
 
 def test_the_last_kept_of_absent_clients_fill_up_what_is_compared_with():
     # a, b and c are kept. d and e come: with samples=4 they meet each other, c and b, but not a.
-    # d = (1, 0) meets e = (0, 1): 0, b = (1, 0): 1, c = (−.6, .8): −.36. (1 − .36)/1.36 · ½.
+    # d = (1, 0) meets e = (0, 1): 0, b = (1, 0): 1, c = (−.6, .8): −.36. .64/√(1.1296 + .01).
     trust = Trust(samples=4)
     _, kept = trust.judge(see([[-1, 0], [1, 0], [-0.6, 0.8]], "abc"), Kept())
     verdicts, kept = trust.judge(see([[1, 0], [0, 1]], "de"), kept)
-    assert verdicts[0].agreement == pytest.approx(0.64 / 1.36 / 2, abs=1e-3)
+    assert verdicts[0].agreement == pytest.approx(0.64 / math.sqrt(1.1396), abs=1e-3)
     assert (list(kept.clients), len(kept.samples)) == (list("abcde"), 4)
 
 
@@ -425,15 +500,15 @@ def test_the_coordinates_are_the_same_for_everybody():
 
 def test_the_defaults_are_those_that_were_measured():
     """Other ones make the tables of docs/trust.md untrue."""
-    measured = {"opposed": 0.18, "drifting": 4.5, "boosted": 3.0, "memory": 0.8, "floor": 0.15}
+    measured = {"opposed": 1.0, "drifting": 4.0, "boosted": 3.0, "memory": 0.8, "floor": 0.15}
     assert Trust() == Trust(**measured, sample=4096, samples=64, clients=5000)
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"opposed": 0.0}, r"Trust\(opposed=0.0\): must be in \(0, 1\)"),
-        ({"opposed": math.nan}, "must be in"),
+        ({"opposed": 0.0}, r"Trust\(opposed=0.0\): must be greater than 0"),
+        ({"opposed": math.nan}, "must be greater than 0"),
         ({"drifting": 0.0}, "greater than 0"),
         ({"boosted": 1.0}, r"Trust\(boosted=1.0\): must be greater than 1"),
         ({"memory": 1.1}, "must be in"),

@@ -84,6 +84,7 @@ class Alarm:
 ENOUGH = 10  # clients seen twice, from which on one can be unlike the rest of them
 COHORT = 4  # updates, from which on one of them can be long
 SPREAD = 0.84  # a normal distribution's 80 % quantile in units of its standard deviation
+LITTLE = 0.01  # c⁴ of a cosine of 0.32, which is added where there is little in common
 LOWER = 4.5  # times the distance of 10 % and 30 % quantiles: 3.4 of its standard deviations
 SQUARES = 1e-20, 1e30  # squares of lengths between which float32 computes them without loss
 MOST = 1e15  # no number of a history is larger: what is counted or added up stays far below
@@ -135,15 +136,14 @@ class Seen:
     def scaled(self) -> tuple[np.ndarray, np.ndarray]:
         """Rows that point where those of the sample do, and what makes their lengths 1 (or 0)."""
         rows, (low, high) = self.sample, SQUARES
-        with np.errstate(over="ignore", invalid="ignore"):
-            squares = np.einsum("ij,ij->i", rows, rows)
+        squares = np.einsum("ij,ij->i", rows, rows)  # which does not warn of overflow
         usual = (squares > low) & (squares < high)
-        if not usual.all():
-            rows, odd = rows.copy(), ~usual
-            rows[odd] = _unit(rows[odd])
-            squares[odd] = rows[odd].any(axis=1)
-        inverse = np.divide(1, np.sqrt(squares), out=np.zeros_like(squares), where=squares > 0)
-        return rows, inverse
+        if usual.all():
+            return rows, 1 / np.sqrt(squares)
+        rows, odd = rows.copy(), ~usual
+        rows[odd] = _unit(rows[odd])
+        squares[odd] = 1
+        return rows, np.where(rows.any(axis=1), 1 / np.sqrt(squares), 0)
 
     @property
     def firsts(self) -> np.ndarray:
@@ -174,7 +174,7 @@ class History(NamedTuple):
     |---|---|
     | `rounds`, `flagged` | in how many rounds it was seen, and in how many it was flagged |
     | `n` | its rounds, older ones counted less, as they are in the three sums that follow |
-    | `signed`, `squares` | of the means of c\\|c\\| and of c², with c as in `Trust` |
+    | `signed`, `fourths` | of c\\|c\\| and of c⁴, with c as in `Trust` |
     | `loss` | of the logarithms of its loss over the round's median |
 
     >>> History(rounds=1, n=1).flagged
@@ -185,7 +185,7 @@ class History(NamedTuple):
     flagged: float = 0.0
     n: float = 0.0
     signed: float = 0.0
-    squares: float = 0.0
+    fourths: float = 0.0
     loss: float = 0.0
 
 
@@ -256,11 +256,6 @@ def _checked_history(what: str, numbers: Any) -> tuple[float, ...]:
     history = History(*map(float, cast(Any, numbers)))
     if history.flagged > history.rounds:
         raise ValueError(f"{what} flagged={history.flagged:g} and rounds={history.rounds:g}")
-    if abs(history.signed) > history.squares * (1 + 1e-6):  # they were added up in float32
-        raise ValueError(
-            f"{what} signed={history.signed} and squares={history.squares}: "
-            "no sum of c|c| is larger than that of c²"
-        )
     return tuple(history)
 
 
@@ -288,7 +283,7 @@ class Verdict(NamedTuple):
     | `client` | its id |
     | `score` | in [0, 1]: 1 is like the others, below 0.5 is flagged |
     | `flags` | some of drifting, opposed, boosted, copied |
-    | `agreement` | in (−1, 1): how far others' updates point where its own do, over its rounds |
+    | `agreement` | A: how far others' updates point where its own do, over its rounds |
     | `drift` | by how many spreads that and its loss are worse than other clients' |
     | `length` | its norm over the median of the round's |
 
@@ -310,7 +305,7 @@ class Trust:
 
     | flag | rule | judged by |
     |---|---|---|
-    | `drifting` | agreement A and loss are worse than other clients' by so many spreads | rounds, |
+    | `drifting` | A and loss are worse than other clients' by so many spreads | all its rounds, |
     | | | from the second on |
     | `opposed` | A < −`opposed` | all its rounds |
     | `boosted` | its norm is so many times the round's median, far outside the spread | this one |
@@ -319,12 +314,14 @@ class Trust:
     With c the cosines between samples, of a client's update with the others' of the round and
     with the last one that is kept of each other client,
 
-        A = Σ c|c| / Σ c² · n/(n + 1)
+        A = Σ c|c| / √(Σ c⁴ + 0.01)
 
-    both sums over a client's rounds, older ones less by `memory` each, and n their number counted
-    likewise. Squares let those count who have much in common: under label skew most clients have
-    little to do with each other, but one whose update is turned around is the opposite of those
-    that hold what it holds. Equal updates of a round are one voice, and none for each other.
+    both sums over others and over the client's rounds, older ones less by `memory` each. Squares
+    let those count who have much in common: under label skew most clients have little to do with
+    each other, but one whose update is turned around is the opposite of those that hold what it
+    holds. The root is what the sum would be about if the signs of the cosines were chance: A is
+    never below −1 by one cosine alone, and near 0 where all of them are small. Equal updates of a
+    round are one voice, and none for each other.
 
     An update is compared with at most `samples` others, the round's first: of a larger cohort
     that many, evenly spaced, then those that were kept last of clients that are absent.
@@ -340,19 +337,19 @@ class Trust:
     [(), (), (), ('opposed',)]
     """
 
-    opposed: Annotated[float, "agreement below minus this is opposed"] = 0.18
-    drifting: Annotated[float, "spreads by which agreement and loss are worse than usual"] = 4.5
+    opposed: Annotated[float, "agreement below minus this is opposed"] = 1.0
+    drifting: Annotated[float, "spreads by which agreement and loss are worse than usual"] = 4.0
     boosted: Annotated[float, "times the median norm that an update may have"] = 3.0
     memory: Annotated[float, "how much of a client's record stays from one round of it on"] = 0.8
     sample: Annotated[int, "coordinates kept of every update; all of a smaller model"] = 4096
     samples: Annotated[int, "updates compared with; clients whose last one's sample is kept"] = 64
     clients: Annotated[int, "clients of whom the record is kept"] = 5000
-    floor: Annotated[float, "no spread of agreement or log loss is taken for less"] = 0.15
+    floor: Annotated[float, "no spread of log loss is taken for less"] = 0.15
 
     def __post_init__(self) -> None:
         check(
             self,
-            opposed=(0 < self.opposed < 1, "in (0, 1)"),
+            opposed=(0 < self.opposed < math.inf, "greater than 0"),
             drifting=(0 < self.drifting < math.inf, "greater than 0"),
             boosted=(1 < self.boosted < math.inf, "greater than 1"),
             memory=(0 <= self.memory <= 1, "in [0, 1]"),
@@ -387,16 +384,21 @@ class Trust:
         places = np.arange(r) if r <= self.samples else np.arange(self.samples) * r // self.samples
         others = _last(absent, self.samples - len(places))
         cosines = _cosines(rows, inverse, places, kept.samples[others])
-        codes = [k if client is None else now[client] for k, client in enumerate(seen.clients)]
-        new, moved = _voices(cosines, np.array(codes, int), firsts, places), inverse > 0
-        sums = self._sums(seen, kept, moved, new)
-        worse = _badness(sums)
-        usual = _numbers([kept.clients[recent[k]] for k in others])
-        drift = self._drift(sums, worse, np.concatenate([sums[:, places], usual], axis=1))
+        codes = np.arange(r)  # of the clients
+        if len(now) < r:
+            codes = np.array([k if c is None else now[c] for k, c in enumerate(seen.clients)])
+        new, moved = _voices(cosines, codes, firsts, places), inverse > 0
+        histories = [kept.clients.get(client, NEW) for client in seen.clients]
+        histories += [kept.clients[recent[k]] for k in others]
+        everyone = _numbers(histories)  # the round's clients first
+        sums = everyone[:, :r]
+        self._add(sums, moved, new, seen.losses)
+        agreement = _agreement(sums)
+        drift = self._drift(everyone, r, np.append(places, np.arange(r, len(histories))))
         lengths = _over_median(seen.norms, nothing=-math.inf)
         evidence = np.empty((len(FLAGS), r))  # in their order
         evidence[0] = drift / self.drifting
-        evidence[1] = worse[0] / self.opposed
+        evidence[1] = -agreement / self.opposed
         evidence[2] = lengths.clip(0) / self._limit(lengths)
         evidence[3] = np.where(moved & (np.bincount(firsts)[firsts] > 1), math.inf, 0)
         found = (1 << np.arange(len(FLAGS))) @ (evidence > 1)
@@ -407,34 +409,37 @@ class Trust:
             seen.clients,
             (1 / (1 + most * most)).tolist(),
             [FLAG_SETS[flags] for flags in found.tolist()],
-            (-worse[0]).tolist(),
+            agreement.tolist(),
             drift.tolist(),
             np.exp(np.minimum(lengths, 100.0)).tolist(),
         )
         verdicts = list(map(partial(tuple.__new__, Verdict), zip(*columns, strict=True)))
         return verdicts, self._keep(now, sums, kept, absent, rows, inverse)
 
-    def _sums(
-        self, seen: Seen, kept: Kept, moved: np.ndarray, new: tuple[np.ndarray, np.ndarray]
-    ) -> np.ndarray:
-        """The clients' histories with this round in their sums; an update of zeros adds nothing."""
-        sums = _numbers([kept.clients.get(client, NEW) for client in seen.clients])
+    def _add(
+        self,
+        sums: np.ndarray,
+        moved: np.ndarray,
+        new: tuple[np.ndarray, np.ndarray],
+        losses: np.ndarray,
+    ) -> None:
+        """Adds the round to its clients' sums; an update of zeros adds nothing."""
         sums[2:] *= np.where(moved, self.memory, 1)
         sums[2] += moved
         sums[3:5] += new
-        sums[5] += moved * _over_median(seen.losses, nothing=0.0)
-        return sums
+        sums[5] += moved * _over_median(losses, nothing=0.0)
 
-    def _drift(self, sums: np.ndarray, worse: np.ndarray, usual: np.ndarray) -> np.ndarray:
-        """By how many spreads agreement is lower, and by how many loss is higher, than usual."""
-        known = usual[:, usual[2] > 1]
-        drift = np.zeros(sums.shape[1])
-        if known.shape[1] < ENOUGH:
+    def _drift(self, everyone: np.ndarray, r: int, compared: np.ndarray) -> np.ndarray:
+        """By how many spreads the first r have lower agreement, and higher loss, than others."""
+        n, worse, drift = everyone[2], _worse(everyone), np.zeros(r)
+        known = compared[n[compared] > 1]
+        if len(known) < ENOUGH:
             return drift
-        for ordered, row in zip(np.sort(_badness(known)).tolist(), worse, strict=True):
+        usual, floors = np.sort(worse[:, known]).tolist(), (1.0, self.floor)
+        for own, ordered, floor in zip(worse[:, :r], usual, floors, strict=True):
             middle, best = _quantile(ordered, 0.5), _quantile(ordered, 0.2)
-            drift += (row - middle).clip(0) / max((middle - best) / SPREAD, self.floor)
-        return drift * (sums[2] > 1)
+            drift += (own - middle).clip(0) / max((middle - best) / SPREAD, floor)
+        return drift * (n[:r] > 1)
 
     def _limit(self, lengths: np.ndarray) -> float:
         """The logarithm of the norm, over the round's median, from which on an update is long.
@@ -469,7 +474,9 @@ class Trust:
         samples = np.empty((len(stay) + len(fresh), rows.shape[1]), np.float16)
         if stay:
             np.take(kept.samples, stay, axis=0, out=samples[: len(stay)], mode="clip")
-        _convert(rows[fresh] * inverse[fresh, None], samples[len(stay) :])
+        # Where all clients are known and different, these are the last rows: no copy is needed.
+        chosen = slice(len(rows) - len(fresh), None) if len(now) == len(rows) else fresh
+        _convert(rows[chosen] * inverse[chosen, None], samples[len(stay) :])
         return Kept(clients, samples)
 
 
@@ -494,33 +501,32 @@ def _cosines(
     rows: np.ndarray, inverse: np.ndarray, places: np.ndarray, absent: np.ndarray
 ) -> np.ndarray:
     """(compared with, client): those with some of the round, then those with absent clients."""
+    from torch import from_numpy
+
     p = len(places)
     compared = np.empty((p + len(absent), rows.shape[1]), np.float32)
     np.multiply(rows[places], inverse[places, None], out=compared[:p])
     if len(absent):
         _convert(absent, compared[p:])
-    return (compared @ rows.T) * inverse
+    # Not by NumPy: the threads of its library and those of torch would wait for each other.
+    products = from_numpy(compared) @ from_numpy(rows).T
+    return products.numpy() * inverse
 
 
 def _voices(
     cosines: np.ndarray, codes: np.ndarray, firsts: np.ndarray, places: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The means of c|c| and of c² over the others, for every client."""
-    p, others = len(places), np.arange(len(codes))
+    """The sums of c|c| and of c⁴ over the others, for every client."""
+    p, own = len(places), np.arange(len(codes))
     voice = np.ones(len(cosines), np.float32)
-    if (codes == others).all() and (firsts == others).all():
-        cosines[others[:p], places] = 0
-        count = np.full(len(codes), len(cosines), float)
-        count[places] -= 1
+    if (codes == own).all() and (firsts == own).all():
+        cosines[own[:p], places] = 0
     else:
         equal = firsts[places]
-        same = (codes[places, None] == codes) | (equal[:, None] == firsts)
+        cosines[:p][(codes[places, None] == codes) | (equal[:, None] == firsts)] = 0
         voice[:p] = 1 / np.bincount(equal, minlength=1)[equal]
-        cosines[:p][same] = 0
-        count = voice.sum() - voice[:p] @ same
-    count = np.maximum(count, 1e-6)
     signed = cosines * np.abs(cosines)
-    return voice @ signed / count, voice @ np.abs(signed) / count
+    return voice @ signed, voice @ (signed * signed)
 
 
 def _numbers(histories: Sequence[tuple[float, ...]]) -> np.ndarray:
@@ -529,21 +535,27 @@ def _numbers(histories: Sequence[tuple[float, ...]]) -> np.ndarray:
     return flat.reshape(-1, len(NEW)).T.copy()
 
 
-def _badness(rows: np.ndarray) -> np.ndarray:
-    """−A, and the mean logarithm of the loss; both drawn to zero while there are few rounds."""
-    _, _, n, signed, squares, loss = rows
-    agreement = np.divide(signed, squares, out=np.zeros(len(n)), where=squares > 0)
-    return np.array([-agreement * n, loss]) / (n + 1)
+def _agreement(sums: np.ndarray) -> np.ndarray:
+    """A, of histories as columns."""
+    return sums[3] / np.sqrt(sums[4] + LITTLE)
+
+
+def _worse(sums: np.ndarray) -> np.ndarray:
+    """−A/√n, which does not grow with the rounds, and the mean logarithm of the loss."""
+    n = sums[2]
+    return np.array([-_agreement(sums) / np.sqrt(np.maximum(n, 1)), sums[5] / (n + 1)])
 
 
 def _over_median(values: np.ndarray, nothing: float) -> np.ndarray:
     """Logarithms less their median; `nothing` where a value has none."""
-    result = np.full(len(values), nothing)
     good = (values > 0) & (values < math.inf)
-    if good.any():
-        logs = np.log(values[good])
-        result[good] = logs - _quantile(np.sort(logs).tolist(), 0.5)
-    return result
+    if not good.all():
+        result = np.full(len(values), nothing)
+        if good.any():
+            result[good] = _over_median(values[good], nothing)
+        return result
+    logs = np.log(values)
+    return logs - _quantile(np.sort(logs).tolist(), 0.5) if len(logs) else logs
 
 
 def _quantile(ordered: list[float], q: float) -> float:
