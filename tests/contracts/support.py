@@ -14,7 +14,7 @@ from fedglad import Record, Server, Update
 from fedglad.server.server import REGISTRIES
 
 Parts = dict[str, Any]
-"""Optimizer, adapter, filter and weighting by their role: arguments of Server."""
+"""Optimizer, adapter, filter, weighting and average by their role: arguments of Server."""
 
 ROWS = [(role, name) for role, registry in REGISTRIES.items() for name in registry]
 
@@ -26,6 +26,8 @@ TELLING: dict[str, dict[str, Any]] = {
     "momentum": {"nesterov": True},
     "adagrad": {"beta1": 0.9},
     "trimmed-mean": {"beta": 0.2},
+    "ema": {"beta": 0.5},
+    "window": {"size": 2},
 }
 """Settings for rows whose defaults would let six clients and four rounds show less."""
 

@@ -48,10 +48,14 @@ def combine(names: Iterable[str], **own: Any) -> Parts:
 
 def combinations(allowed: bool) -> list[Any]:
     """Every one with the default grouping; groupings, which only optimizers and adapters meet, with
-    every one of those."""
+    every one of those; averages, which only see the model, with every optimizer."""
     found: list[Any] = []
     for grouping, names in product(GROUPINGS, product(*REGISTRIES.values())):
-        if grouping != GROUPINGS[0] and names[2:] != ("none", "samples"):
+        _, adapter, *others, average = names
+        usual = others == ["none", "samples"]
+        if grouping != GROUPINGS[0] and not (usual and average == "none"):
+            continue
+        if average != "none" and not (usual and adapter == "glad"):
             continue
         parts = combine(names, groups=grouping)
         if (refusal(parts) is None) == allowed:

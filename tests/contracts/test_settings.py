@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedglad import Guard, Server, Update, adapters, filters, optimizers, weights
+from fedglad import Guard, Server, Update, adapters, averages, filters, optimizers, weights
 from fedglad.adapters import Adapter, FedExP, Fixed, Glad
 from fedglad.filters import Krum, MultiKrum, NormClip, TrimmedMean
 from fedglad.optimizers import SGD, Adagrad, Adam, Momentum, Yogi
@@ -18,7 +18,13 @@ from fedglad.weights import FedAdp, InverseDistance
 
 from .support import ROWS, TELLING, Awkward
 
-MODULES = {"optimizer": optimizers, "adapter": adapters, "filter": filters, "weighting": weights}
+MODULES = {
+    "optimizer": optimizers,
+    "adapter": adapters,
+    "filter": filters,
+    "weighting": weights,
+    "average": averages,
+}
 
 every_row = pytest.mark.parametrize(
     ("role", "cls"), [pytest.param(role, REGISTRIES[role][name], id=name) for role, name in ROWS]
