@@ -18,6 +18,7 @@ from _shared import best, load, machine, options, table
 from torch import Tensor
 
 from fedglad import Glad, Record, Server
+from fedglad.averages import EMA
 from fedglad.filters import MultiKrum
 from fedglad.optimizers import SGD, Adam
 
@@ -44,6 +45,7 @@ def server_of(kind: str, model: dict[str, Tensor]) -> Server:
         optimizer=Adam(lr=1e-3) if "Adam" in kind else SGD(),
         adapter=Glad() if "GLAD" in kind else None,
         filter=MultiKrum(f=1) if "Krum" in kind else None,
+        average=EMA() if "ema" in kind else None,
     )
 
 
@@ -76,7 +78,7 @@ def time_all(repeats: int) -> dict[str, float]:
         "floor: added one by one": one_by_one,
         "floor: added in blocks": in_blocks,
     }
-    for kind in ("FedAvg", "FedAvg + GLAD", "FedAdam + GLAD"):
+    for kind in ("FedAvg", "FedAvg + GLAD", "FedAvg + GLAD + ema", "FedAdam + GLAD"):
         server = server_of(kind, model)
         runs[kind] = lambda server=server: accepted(server.step(updates))
         runs[f"{kind}, streamed"] = lambda server=server: accepted(server.step(iter(updates)))
@@ -133,7 +135,7 @@ def main() -> None:
 
 
 def peaks() -> Iterator[tuple[str, str]]:
-    for kind in ("FedAvg + GLAD", "FedAdam + GLAD"):
+    for kind in ("FedAvg + GLAD", "FedAvg + GLAD + ema", "FedAdam + GLAD"):
         for count in (10, 1000):
             # A process of its own each: a peak never comes down again.
             command = [sys.executable, __file__, "--peak", kind, str(count)]
