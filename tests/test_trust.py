@@ -105,7 +105,7 @@ def test_the_examples_of_the_page(capsys: pytest.CaptureFixture[str]):
     page = (Path(__file__).parents[1] / "docs/trust.md").read_text("utf-8")
     for block in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S):
         exec(compile(block, "docs/trust.md", "exec"), {})
-    assert capsys.readouterr().out == "one-sided\n['oslo']\n"
+    assert capsys.readouterr().out == "one-sided\n['oslo']\n3 3 opposed in 3 of 3 rounds\n"
 
 
 # ------------------------------------------------------------------------------------ properties
