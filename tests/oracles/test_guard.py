@@ -15,7 +15,7 @@ from fedglad import Guard, Server, Update
 from fedglad.clients import FedDyn, FedNova, Scaffold
 from fedglad.core.guard import Limits, upper_median
 from fedglad.filters import Median, MultiKrum, NormClip, TrimmedMean
-from fedglad.weights import Equal
+from fedglad.weights import Equal, Optimal
 
 FORMS = pytest.mark.parametrize("form", [list, iter])
 Form = Callable[..., Iterable[Any]]
@@ -78,6 +78,16 @@ def test_a_kept_cohort_is_cut_too(filter: Any, form: Form):
     record = server.step(form([one(1.0), one(1.0), one(1.0), one(1.0), one(50.0)]))
     assert record.clients[4]["clipped"] == pytest.approx(3 / 50)
     assert moved(server) == pytest.approx(1.0)
+
+
+def test_a_kept_cohort_of_which_all_count_is_cut_too():
+    # usual 1: 1, 1, 50 become 1, 1, 3: ḡ = 5/3, from which they are 2/3, 2/3 and 4/3 away;
+    # GSI is √((1 + 1 + 9)/3)/(5/3)
+    server = after(1.0, 1.0, 1.0, distances=True)
+    record = server.step([one(1.0, client=0), one(1.0, client=1), one(50.0, client=2)])
+    assert moved(server) == pytest.approx(5 / 3)
+    assert record.distances == pytest.approx({0: 2 / 3, 1: 2 / 3, 2: 4 / 3})
+    assert record.gsi_all == pytest.approx(math.sqrt(11 / 3) / (5 / 3))
 
 
 def test_the_guard_cuts_before_the_filter_does():
@@ -502,3 +512,12 @@ def test_losses_that_would_overflow_are_no_losses():
     record = zero().step([one(1.0, loss=1.7e308), one(1.0, loss=1.7e308), one(1.0, loss=0.5)])
     assert record.stepped
     assert record.train_loss == 0.5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_losses_do_not_overflow_by_weights_that_sum_to_more_than_one(seed: int):
+    # Optimal weighs those that it keeps up: 1.7e308 times 2 is no float, and the model had moved
+    server = zero(weighting=Optimal(kept=2, seed=seed))
+    record = server.step([one(1.0 + k, loss=1.7e308, client=k) for k in range(8)])
+    assert record.stepped
+    assert record.train_loss is None
