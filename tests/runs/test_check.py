@@ -188,16 +188,22 @@ def test_lines_that_are_missing_at_the_end_are_noticed(copy: Callable[[str], Pat
 # ------------------------------------------------------------------------------ checkpoints
 
 
+def rewrite(folder: Path, change: Callable[[dict[str, Any]], Any], crc: str = "right") -> None:
+    """Changes checkpoint 4; whoever deceives can also write the right checksum."""
+    path = folder / "checkpoints" / "000004.json"
+    saved = json.loads(path.read_text())
+    old = saved.pop("crc")
+    change(saved)
+    text = json.dumps({**saved, "crc": old} if crc == "old" else saved)
+    path.write_text(checksums.json_with_crc(text) if crc == "right" else text)
+
+
 def test_another_round_in_a_checkpoint_is_not_believed(
     copy: Callable[[str], Path], made: dict[str, Path]
 ):
-    for old in (False, True):
+    for crc in ("old", "none", "right"):
         folder = copy("plain-cut")
-        path = folder / "checkpoints" / "000004.json"
-        saved = {**json.loads(path.read_text()), "round": 3}
-        if old:  # as it would be without a checksum
-            del saved["crc"]
-        path.write_text(json.dumps(saved))
+        rewrite(folder, lambda saved: saved.update(round=3), crc)
         assert states(folder)["checkpoints/000004.json"] == "damaged"
         lost = resumed(folder, PLAIN)
         assert lost[0].startswith("checkpoint 000004.json is not usable: it")
@@ -317,11 +323,7 @@ def test_a_crafted_checkpoint_is_not_usable_and_no_traceback(
     copy: Callable[[str], Path], made: dict[str, Path], name: str
 ):
     folder = copy("scaffold-cut")
-    path = folder / "checkpoints" / "000004.json"
-    saved = json.loads(path.read_text())
-    del saved["crc"]
-    CRAFTED[name](saved)
-    path.write_text(checksums.json_with_crc(json.dumps(saved)))  # which whoever deceives can do
+    rewrite(folder, CRAFTED[name])
     assert "checkpoint 000004.json is not usable" in resumed(folder, SCAFFOLD)[0]
     assert outcome(folder) == outcome(made["scaffold"])
     check(folder)
@@ -329,17 +331,18 @@ def test_a_crafted_checkpoint_is_not_usable_and_no_traceback(
 
 def crafted(folder: Path, where: tuple[str, ...], value: Any) -> None:
     """Puts a value into checkpoint 4, with checksums that are right; "*" is the first key."""
-    path = folder / "checkpoints" / "000004.json"
-    saved = json.loads(path.read_text())
-    del saved["crc"]
-    tensors, meta = checkpoint.read(path.with_suffix(".safetensors"))
-    part = saved if where[0] in saved else meta
-    for key in where[:-1]:
-        part = part[key]
-    part[next(iter(part)) if where[-1] == "*" else where[-1]] = value
-    checkpoint.write(path.with_suffix(".safetensors"), tensors, meta)
-    saved["tensors"] = checkpoint.checksum(path.with_suffix(".safetensors"))
-    path.write_text(checksums.json_with_crc(json.dumps(saved)))
+    path = folder / "checkpoints" / "000004.safetensors"
+    tensors, meta = checkpoint.read(path)
+
+    def change(saved: dict[str, Any]) -> None:
+        part = saved if where[0] in saved else meta
+        for key in where[:-1]:
+            part = part[key]
+        part[next(iter(part)) if where[-1] == "*" else where[-1]] = value
+        checkpoint.write(path, tensors, meta)
+        saved["tensors"] = checkpoint.checksum(path)
+
+    rewrite(folder, change)
 
 
 NONSENSE = [None, "x", [None], {"x": {}}, -1, math.nan, math.inf, 10**400]
