@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 
+from fedglad.core import checkpoint
 from fedglad.core.checks import check
 
 if TYPE_CHECKING:
@@ -43,6 +44,10 @@ class Samples:
     ) -> tuple[np.ndarray, WeightingState]:
         """The weights once the cohort is known, and what to remember of it."""
         return weights, state
+
+    def restored(self, state: WeightingState) -> WeightingState:
+        """A state that a file had; raises ValueError or TypeError if it cannot be one."""
+        return state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +102,13 @@ class FedAdp(Samples):
             smoothed[k] = state[key][1]
         f = self.alpha * (1 - np.exp(-np.exp(-self.alpha * (smoothed - 1))))
         return weights * np.exp(f), state
+
+    def restored(self, state: WeightingState) -> WeightingState:
+        for key, values in state.items():
+            count, angle = map(checkpoint.finite, values)
+            if count < 1 or not 0 <= angle <= 4:  # an angle is up to π
+                raise ValueError(f"FedAdp's mean angle of {key} is {angle}, of {count} rounds")
+        return state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +180,12 @@ class Optimal(Samples):
         some = 1 - np.prod(1 - p)
         weighed = np.divide(shares * some, p, out=np.zeros_like(p), where=chosen)
         return weighed, {"round": [t + 1]}
+
+    def restored(self, state: WeightingState) -> WeightingState:
+        if state:
+            (t,) = state["round"]
+            checkpoint.whole_number(int(checkpoint.finite(t)))
+        return state
 
 
 def optimal_probabilities(u: np.ndarray, m: int) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Who takes part: the simulator's cohorts, whatever the node ids and the order of arrival."""
 
 import copy
+import math
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -18,6 +19,7 @@ from fedglad.clients.method import Plain
 from fedglad.core.layout import split
 from fedglad.filters import Filter
 from fedglad.flower import FedGLAD
+from fedglad.flower.nodes import largest_usual
 from fedglad.optimizers import SGD
 from fedglad.records import Several
 from fedglad.samplers.adafl import AdaFL
@@ -391,3 +393,10 @@ def test_numpy_is_all_the_randomness_there_is():
     assert (random.getstate(), legacy()) == before
     random.seed(99)
     assert cohorts(LocalGrid(clients(COUNT)), fraction_train=0.4) == one
+
+
+def test_the_largest_number_of_samples_that_can_be_meant_is_by_the_upper_median():
+    # 10,000 times 3, of 1, 1, 3, 3; of two clients nobody knows which is unusual
+    assert largest_usual([3, 1, 3, 1]) == 30_000
+    assert largest_usual([1, 3, 1]) == 10_000
+    assert largest_usual([1, 10**9]) == math.inf

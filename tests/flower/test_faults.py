@@ -30,6 +30,7 @@ from .grid import (
     Clock,
     Linear,
     LocalGrid,
+    Normed,
     bits,
     by,
     clients,
@@ -183,6 +184,60 @@ def test_what_fedavg_takes_in_silence_is_left_out(fault: str):
         assert list(bad) == ([BAD] if t + 1 >= since else [])
         assert all(re.search(reason, text) for text in bad.values()), bad
     assert bits(found.arrays) == expected(strategy)
+
+
+class Unlikely(Normed):
+    """A client that sends statistics of BatchNorm of its own."""
+
+    def __init__(self, index: int, sent: dict[str, np.ndarray]) -> None:
+        super().__init__(index)
+        self.sent = sent
+
+    def train(self, arrays: Any) -> Any:
+        return {**super().train(arrays), **self.sent}
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        ({"norm.running_var": np.full(2, -10, np.float32)}, "is a variance, and holds -10"),
+        ({"norm.running_mean": np.full(2, 1e9, np.float32)}, "norm of the buffers"),
+        ({"norm.num_batches_tracked": np.array(2**39)}, "norm of the counters"),
+    ],
+)
+def test_buffers_that_cannot_be_are_left_out(sent: dict[str, np.ndarray], reason: str):
+    population = clients(5, Normed)
+    population[BAD] = Unlikely(BAD, sent)
+    strategy = ours()
+    found = strategy.start(LocalGrid(population), record(model(normed=True)), num_rounds=3)
+    for told in strategy.records:
+        assert told["status"] == "stepped"
+        assert list(rejected(told)) == [BAD]
+        assert reason in rejected(told)[BAD]
+    buffers = numpy(found.arrays)
+    assert (buffers["norm.running_var"] > 0).all()
+    assert np.abs(buffers["norm.running_mean"]).max() < 1
+    assert buffers["norm.num_batches_tracked"] == 15  # three times 1 + 4, by the last client
+
+
+LONG = "x" * 10**7
+
+
+@pytest.mark.parametrize("what", ["array", "unreadable array", "metric"])
+def test_names_of_ten_megabytes_are_not_kept(what: str):
+    def spoil(arrays: dict[str, Any], metrics: dict[str, Any]) -> None:
+        if what == "metric":
+            metrics[LONG] = 1.0
+        else:
+            arrays[LONG] = Array(np.ones(1))
+        if what == "unreadable array":
+            arrays[LONG].data = b"nothing"
+
+    strategy = ours()
+    start(strategy, LocalGrid(with_one(spoil)), rounds=1)
+    (told,) = strategy.records
+    assert told["status"] == "stepped"
+    assert len(json.dumps(told)) < 10_000
 
 
 @pytest.mark.parametrize("loop", [FedGLAD, Strategy])

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from fedglad.adapters import Glad, Pooled
 from fedglad.analysis.comparison import compare
 from fedglad.cli import app
+from fedglad.core import checksums
 from fedglad.flower import FedGLAD
 from fedglad.optimizers import SGD, Adam, Momentum, Yogi
 from fedglad.runs import Run
@@ -193,6 +194,35 @@ def test_a_damaged_checkpoint_is_not_used(damage: str, tmp_path: Path):
             data[-5] ^= 0xFF
             changed = {"cut": data[: len(data) // 2], "flip": data, "empty": b""}
             path.unlink() if damage == "gone" else path.write_bytes(changed[damage])
+    found = play(tmp_path / "run", SETTINGS["adafl"]())
+    assert found[0] == whole("adafl")[0]
+    assert lines(tmp_path / "run") == as_json(whole("adafl")[1])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("kind", "x"),
+        ("kind", []),
+        ("names", 3),
+        ("names", [[1]]),
+        ("count", "x"),
+        ("count", -1),
+        ("count", 10**400),
+        ("count", 10**9),
+        ("online", None),
+        ("nodes", {}),
+    ],
+)
+def test_nodes_that_cannot_be_are_not_believed(key: str, value: Any, tmp_path: Path):
+    with pytest.raises(Stop):
+        play(tmp_path / "run", SETTINGS["adafl"](), evaluate=stopping(4))
+    (path,) = [path for path in newest(tmp_path / "run") if path.suffix == ".json"]
+    saved = json.loads(path.read_text())
+    del saved["crc"]
+    transport = saved["transport"]
+    (transport if key == "nodes" else transport["nodes"])[key] = value
+    path.write_text(checksums.json_with_crc(json.dumps(saved)))
     found = play(tmp_path / "run", SETTINGS["adafl"]())
     assert found[0] == whole("adafl")[0]
     assert lines(tmp_path / "run") == as_json(whole("adafl")[1])

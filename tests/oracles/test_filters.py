@@ -65,6 +65,41 @@ def test_norm_clipping_leaves_zero_and_the_limit_itself_alone():
     assert step(NormClip(max_norm=5), [0.0, 0.0], [3.0, 4.0])[0] == [1.5, 2.0]
 
 
+def test_norm_clipping_of_a_cohort_that_is_kept():
+    # 2, 1, -4, clipped to 2, 1, -2: mean 1/3, distances 5/3, 2/3, 7/3, weights 14, 35, 10 of 59
+    # ḡ = (28 + 35 - 20)/59 = 43/59; Σw‖g‖² = (14·4 + 35·1 + 10·4)/59 = 131/59
+    # before the filter and the weighting: Σw‖g‖² = (4 + 1 + 16)/3 = 7, ḡ = -1/3
+    mean, record = step(
+        NormClip(max_norm=2), 2.0, 1.0, -4.0, weighting=InverseDistance(), distances=True
+    )
+    assert [c["weight"] for c in record.clients] == pytest.approx([14 / 59, 35 / 59, 10 / 59])
+    assert mean == pytest.approx([43 / 59])
+    assert record.gsi_all == pytest.approx(math.sqrt(131 * 59) / 43)
+    assert record.gsi_unfiltered == pytest.approx(math.sqrt(7 * 9))
+    assert record.distances == pytest.approx({0: 5 / 3, 1: 2 / 3, 2: 7 / 3})
+
+
+class Clipped(MultiKrum):
+    """A filter of one's own that shortens and chooses."""
+
+    @property
+    def scales(self) -> bool:
+        return True
+
+    def scale(self, norm: float) -> float:
+        return min(1.0, 4 / norm) if norm else 1.0
+
+
+def test_a_filter_that_clips_and_chooses_sees_what_it_has_clipped():
+    # -8, 0, 1, 3, 40 become -4, 0, 1, 3, 4; with f = 1 the two nearest others:
+    #   -4: 16 + 25    0: 1 + 9    1: 1 + 4    3: 1 + 4    4: 1 + 9, so -4 is left out, not 40
+    # ḡ = 8/4 = 2; Σw‖g‖² = (0 + 1 + 9 + 16)/4 = 6.5
+    mean, record = step(Clipped(f=1), -8.0, 0.0, 1.0, 3.0, 40.0)
+    assert kept(record) == [1, 2, 3, 4]
+    assert mean == pytest.approx([2.0])
+    assert record.gsi_all == pytest.approx(math.sqrt(6.5) / 2)
+
+
 # Krum, n = 5, f = 1: the n - f - 2 = 2 nearest others of 0, 1, 3, 7, 40:
 #   0: 1 + 9 = 10    1: 1 + 4 = 5    3: 4 + 9 = 13    7: 16 + 36 = 52    40: 33² + 37² = 2458
 # (with three nearest 3 would win: 4 + 9 + 16 = 29; with one, 0 and 1 would tie)
@@ -175,6 +210,7 @@ def test_the_trimmed_mean_drops_29_of_100_although_floats_say_28_point_9():
         (Median(), (2.0, 2.0, 0.0), 1.0),  # the median of 4, 4, 0 is 4, over 2²
         (Median(), (-3.0, 1.0, 2.0), 2.0),  # of 9, 1, 4 it is 4, over 1²
         (Median(), (-3.0, 1.0, 2000.0), 3.0),  # of 9, 1, 4e6 it is 9: a long one adds no more
+        (Median(), (1.0, 2.0, 4.0, 100.0), math.sqrt(10) / 3),  # (4 + 16)/2, over ((2 + 4)/2)²
         (TrimmedMean(beta=0.25), (-2.0, 1.0, 3.0, 9.0), math.sqrt(6.5) / 2),  # (4 + 9)/2, over 2²
         (TrimmedMean(beta=0.25), (-2.0, 1.0, 3.0, 900.0), math.sqrt(6.5) / 2),
     ],

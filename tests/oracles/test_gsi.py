@@ -78,6 +78,15 @@ def test_the_scale_of_the_updates_does_not_matter(scale: float, filter: Any):
     assert found == pytest.approx([math.sqrt(2)] * 3, rel=1e-6)
 
 
+def test_a_million_squares_that_float32_cannot_hold():
+    # Each square of 3·2⁻⁷³ is 9·2⁻¹⁴⁶, a whole multiple of 2⁻¹⁴⁹, the least number that float32
+    # has; that of 3·2⁻⁷⁵ is 9·2⁻¹⁵⁰, half of one between two such
+    for k in (73, 75):
+        server = Server({"w": torch.zeros(2**20)})
+        record = server.step([{"w": torch.full((2**20,), 3 * 2.0**-k)}])
+        assert record.clients[0]["sq_norm"] == 9 * 2.0 ** (20 - 2 * k)
+
+
 @pytest.mark.parametrize("scale", [1e-9, 1e9])
 def test_the_scale_of_the_weights_does_not_matter(scale: float):
     # as in test_a_weighted_cohort

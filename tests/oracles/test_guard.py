@@ -13,9 +13,9 @@ from torch import nn
 
 from fedglad import Guard, Server, Update
 from fedglad.clients import FedDyn, FedNova, Scaffold
-from fedglad.core.guard import Limits
+from fedglad.core.guard import Limits, upper_median
 from fedglad.filters import Median, MultiKrum, NormClip, TrimmedMean
-from fedglad.weights import Equal
+from fedglad.weights import Equal, Optimal
 
 FORMS = pytest.mark.parametrize("form", [list, iter])
 Form = Callable[..., Iterable[Any]]
@@ -80,6 +80,16 @@ def test_a_kept_cohort_is_cut_too(filter: Any, form: Form):
     assert moved(server) == pytest.approx(1.0)
 
 
+def test_a_kept_cohort_of_which_all_count_is_cut_too():
+    # usual 1: 1, 1, 50 become 1, 1, 3: ḡ = 5/3, from which they are 2/3, 2/3 and 4/3 away;
+    # GSI is √((1 + 1 + 9)/3)/(5/3)
+    server = after(1.0, 1.0, 1.0, distances=True)
+    record = server.step([one(1.0, client=0), one(1.0, client=1), one(50.0, client=2)])
+    assert moved(server) == pytest.approx(5 / 3)
+    assert record.distances == pytest.approx({0: 2 / 3, 1: 2 / 3, 2: 4 / 3})
+    assert record.gsi_all == pytest.approx(math.sqrt(11 / 3) / (5 / 3))
+
+
 def test_the_guard_cuts_before_the_filter_does():
     # usual 1: 50 → 3; the filter's 2: 3 → 2; (1 + 1 + 2)/3
     server = after(1.0, 1.0, 1.0, filter=NormClip(max_norm=2.0))
@@ -102,6 +112,28 @@ def test_of_an_even_number_the_upper_median_counts():
     server = after(1e-6, 1e-6, 1.0, 1.0)
     assert server.state_dict()["gate"]["norm"] == 1.0
     assert server.step([one(1e-6), one(1e-6), one(1.0), one(1.0)]).rejected == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "middle"),
+    [
+        ([], 0.0),
+        ([7.0], 7.0),
+        ([2.0, 1.0], 2.0),
+        ([9.0, 1.0, 2.0], 2.0),
+        ([8.0, 1.0, 4.0, 2.0], 4.0),
+        ([16.0, 1.0, 8.0, 2.0, 4.0], 4.0),
+        ([32.0, 1.0, 16.0, 2.0, 8.0, 4.0], 8.0),
+    ],
+)
+def test_the_upper_median(values: list[float], middle: float):
+    assert upper_median(values) == middle
+
+
+def test_the_state_of_the_first_edition_had_the_last_norms_and_weights():
+    saved = {"norms": [1.0, 9.0, 1.0, 4.0], "weights": [2.0, 32.0, 8.0, 2.0]}
+    assert Limits.of(Guard(), saved).usual == {"norm": 4.0, "weight": 8.0}
+    assert Limits.of(Guard(), {"norms": [], "weights": []}).usual == {}
 
 
 @FORMS
@@ -241,6 +273,22 @@ def test_a_streams_first_round_with_an_absurd_weight_is_skipped_once():
     assert record.clients[0]["weight"] == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize(
+    ("weights", "skipped"),
+    [
+        ((1.0, 80.0, 9.0, 1.0), False),  # the upper median is 9; the lower 1, the middle 5
+        ((1.0, 91.0, 9.0, 1.0), True),
+        ((1.0, 1000.0), False),  # of two nobody knows which is unusual
+        ((1.0, 1000.0, 1.0), True),
+    ],
+)
+def test_a_streams_first_round_is_judged_by_its_upper_median(
+    weights: tuple[float, ...], skipped: bool
+):
+    record = zero().step(iter([one(1.0, weight=weight) for weight in weights]))
+    assert record.stepped != skipped
+
+
 def test_where_weights_do_not_count_they_are_not_cut():
     record = zero(weighting=Equal()).step(iter([one(1.0, weight=w) for w in (1e6, 1, 1, 1)]))
     assert [client["weight"] for client in record.clients] == [0.25] * 4
@@ -257,6 +305,27 @@ def test_fednovas_steps_are_those_that_the_cohort_allows(form: Form):
     record = server.step(form(cohort))
     assert moved(server) == pytest.approx(65 / 4)
     assert record.clients[3]["steps"] == 2**52
+
+
+@pytest.mark.parametrize(
+    ("steps", "tau", "most"),
+    [
+        ((5, 10**6, 20, 5), (5 + 200 + 20 + 5) / 4, 10.0),  # ten times the upper median, 20
+        ((3, 100, 3, 3), (3 + 5 + 3 + 3) / 4, 1.5),  # 1.5 times 3, up to the next whole step
+    ],
+)
+def test_fednovas_steps_are_compared_with_the_upper_median(
+    steps: tuple[int, ...], tau: float, most: float
+):
+    method = FedNova(optimizer="sgd").server
+    server = Server({"w": torch.zeros(2)}, method=method, guard=Guard(weight=most))
+    record = server.step([one(1.0, steps=count) for count in steps])
+    assert moved(server) == pytest.approx(tau)
+    # the squares have the mean's length again: all are alike
+    assert record.gsi_all == pytest.approx(1.0)
+    assert record.statistics is not None
+    assert record.statistics.sum_sq == pytest.approx({"w": tau**2})
+    assert record.statistics.mean_sq == pytest.approx({"w": tau**2})
 
 
 def test_fednovas_steps_are_those_of_its_settings():
@@ -380,6 +449,17 @@ def test_a_robust_mean_is_one_of_buffers_too(filter: Any):
     assert int(server.state["num_batches_tracked"]) == 5
 
 
+@pytest.mark.parametrize("filter", [Median(), TrimmedMean(beta=0.25)], ids=repr)
+def test_a_robust_mean_of_the_buffers_of_an_even_number(filter: Any):
+    # the mean of the middle two; of counters the larger, since it is of clients that are believed
+    server = norm(filter=filter, guard=None)
+    sent = [(1.0, 2.0, 4), (1e6, 1e6, 10**9), (2.0, 3.0, 5), (4.0, 9.0, 7)]
+    server.step([trained(*values) for values in sent])
+    assert float(server.state["running_mean"]) == 3.0
+    assert float(server.state["running_var"]) == 6.0
+    assert int(server.state["num_batches_tracked"]) == 7
+
+
 # --- whose update it is ---
 
 
@@ -432,3 +512,12 @@ def test_losses_that_would_overflow_are_no_losses():
     record = zero().step([one(1.0, loss=1.7e308), one(1.0, loss=1.7e308), one(1.0, loss=0.5)])
     assert record.stepped
     assert record.train_loss == 0.5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_losses_do_not_overflow_by_weights_that_sum_to_more_than_one(seed: int):
+    # Optimal weighs those that it keeps up: 1.7e308 times 2 is no float, and the model had moved
+    server = zero(weighting=Optimal(kept=2, seed=seed))
+    record = server.step([one(1.0 + k, loss=1.7e308, client=k) for k in range(8)])
+    assert record.stepped
+    assert record.train_loss is None

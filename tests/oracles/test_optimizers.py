@@ -67,6 +67,41 @@ def test_adams_first_step_has_eps_beside_the_uncorrected_root():
     assert w.item() == pytest.approx(-0.990099, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-8)], ids=str
+)
+@pytest.mark.parametrize("k", [2, 10, 20, 29, 30, 35, 40, 46, 50, 53])
+def test_adams_steps_of_one_mean_are_its_rate_however_near_beta2_is_to_one(
+    k: int, dtype: torch.dtype, tolerance: float
+):
+    # β₂ = 1 − 2^−k, ḡ = 3: v = 9 (1 − β₂^(t+1)) and m = 3 (1 − .9^(t+1)), which c divides out:
+    # each of three steps is η = .5
+    optimizer = Adam(lr=0.5, betas=(0.9, 1 - 2.0**-k), eps=1e-30)
+    server = Server({"w": torch.zeros((), dtype=dtype)}, optimizer=optimizer)
+    for t in range(3):
+        server.step([{"w": torch.tensor(3.0, dtype=dtype)}])
+        assert float(server.params["w"]) == pytest.approx(-0.5 * (t + 1), rel=tolerance)
+
+
+@pytest.mark.parametrize("s", [1e6, 1e-6, 1e-8, 7e-11, 1.3e-11, 1e-12, 1e-16, 1e-30])
+def test_adams_steps_are_linear_in_the_factor_however_small(s: float):
+    # ḡ = 3, as above: each of three steps is s η
+    found = theta_after(Adam(lr=0.5, eps=1e-30), [3, 3, 3], adapter=Fixed(value=s))
+    assert found / s == pytest.approx(-1.5, rel=1e-7)
+
+
+@pytest.mark.parametrize(("s", "beta1"), [(0.0, 0.0), (0.0, 0.9), (-9.0, 0.9), (-1.0, 0.5)])
+def test_adam_with_a_factor_that_is_not_positive(s: float, beta1: float):
+    # By one's own adapter. From m = 1, v = 4, ḡ = 2, β₂ = ¾: v = 3 + 1, m = β₁ + 2 (1 − β₁) s;
+    # reddi: θ = −m/(2 + 1)
+    theta, mean, m, v = (torch.tensor([x], dtype=torch.float64) for x in (0, 2, 1, 4))
+    optimizer = Adam(lr=1.0, betas=(beta1, 0.75), eps=1.0, form="reddi")
+    optimizer.step(theta, mean, s, {"m": m, "v": v}, 0)
+    first = beta1 + 2 * (1 - beta1) * s
+    assert [float(v), float(m)] == pytest.approx([4.0, first])
+    assert float(theta) == pytest.approx(-first / 3)
+
+
 def test_adam_in_reddis_form_by_hand():
     # τ = 1e-3, v = .99·1e-6 + .01·1 = .01000099, m = .1: θ = -.1/(√.01000099 + .001)
     expected = -0.1 / (math.sqrt(0.01000099) + 0.001)

@@ -1,6 +1,7 @@
 """Lost and forged files of a run: each is noticed, said, and never changes a result in silence."""
 
 import json
+import math
 import os
 import random
 import shutil
@@ -24,6 +25,7 @@ from tests.runs.test_runs import stopped
 PLAIN = {**TINY, "engine.name": "serial", "rounds": 6, "checkpoint_every": 2}
 SCAFFOLD = {**PLAIN, "client.name": "scaffold", "client.optimizer": "sgd"}
 SCAFFOLD |= {"data.clients": 8, "client.clients": 8}
+ADAFL = {**PLAIN, "sampler.name": "adafl", "weighting.name": "fedadp"}
 OLD = Path(__file__).parents[1] / "e2e" / "old"
 
 
@@ -39,7 +41,7 @@ def call(*args: str | Path) -> Any:
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Runs that are finished, and the same stopped after their last round but one."""
     folder = tmp_path_factory.mktemp("made")
-    for name, settings in {"plain": PLAIN, "scaffold": SCAFFOLD}.items():
+    for name, settings in {"plain": PLAIN, "scaffold": SCAFFOLD, "adafl": ADAFL}.items():
         execute("digits", config(settings), out=folder / name)
         stopped(folder / f"{name}-cut", 5, config(settings))  # checkpoints 2 and 4
     return {path.name: path for path in folder.iterdir()}
@@ -186,16 +188,22 @@ def test_lines_that_are_missing_at_the_end_are_noticed(copy: Callable[[str], Pat
 # ------------------------------------------------------------------------------ checkpoints
 
 
+def rewrite(folder: Path, change: Callable[[dict[str, Any]], Any], crc: str = "right") -> None:
+    """Changes checkpoint 4; whoever deceives can also write the right checksum."""
+    path = folder / "checkpoints" / "000004.json"
+    saved = json.loads(path.read_text())
+    old = saved.pop("crc")
+    change(saved)
+    text = json.dumps({**saved, "crc": old} if crc == "old" else saved)
+    path.write_text(checksums.json_with_crc(text) if crc == "right" else text)
+
+
 def test_another_round_in_a_checkpoint_is_not_believed(
     copy: Callable[[str], Path], made: dict[str, Path]
 ):
-    for old in (False, True):
+    for crc in ("old", "none", "right"):
         folder = copy("plain-cut")
-        path = folder / "checkpoints" / "000004.json"
-        saved = {**json.loads(path.read_text()), "round": 3}
-        if old:  # as it would be without a checksum
-            del saved["crc"]
-        path.write_text(json.dumps(saved))
+        rewrite(folder, lambda saved: saved.update(round=3), crc)
         assert states(folder)["checkpoints/000004.json"] == "damaged"
         lost = resumed(folder, PLAIN)
         assert lost[0].startswith("checkpoint 000004.json is not usable: it")
@@ -315,14 +323,71 @@ def test_a_crafted_checkpoint_is_not_usable_and_no_traceback(
     copy: Callable[[str], Path], made: dict[str, Path], name: str
 ):
     folder = copy("scaffold-cut")
-    path = folder / "checkpoints" / "000004.json"
-    saved = json.loads(path.read_text())
-    del saved["crc"]
-    CRAFTED[name](saved)
-    path.write_text(checksums.json_with_crc(json.dumps(saved)))  # which whoever deceives can do
+    rewrite(folder, CRAFTED[name])
     assert "checkpoint 000004.json is not usable" in resumed(folder, SCAFFOLD)[0]
     assert outcome(folder) == outcome(made["scaffold"])
     check(folder)
+
+
+def crafted(folder: Path, where: tuple[str, ...], value: Any) -> None:
+    """Puts a value into checkpoint 4, with checksums that are right; "*" is the first key."""
+    path = folder / "checkpoints" / "000004.safetensors"
+    tensors, meta = checkpoint.read(path)
+
+    def change(saved: dict[str, Any]) -> None:
+        part = saved if where[0] in saved else meta
+        for key in where[:-1]:
+            part = part[key]
+        part[next(iter(part)) if where[-1] == "*" else where[-1]] = value
+        checkpoint.write(path, tensors, meta)
+        saved["tensors"] = checkpoint.checksum(path)
+
+    rewrite(folder, change)
+
+
+NONSENSE = [None, "x", [None], {"x": {}}, -1, math.nan, math.inf, 10**400]
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        ("sampler", "relative"),
+        ("sampler", "relative", "*"),
+        ("alarm",),
+        ("alarm", "seen"),
+        ("alarm", "mean"),
+        ("round",),
+        ("gate", "norm"),
+        ("gate", "weight"),
+        ("weighting", "state"),
+        ("weighting", "state", "*"),
+    ],
+    ids=".".join,
+)
+def test_nonsense_in_a_state_with_the_right_checksum_is_not_used(
+    copy: Callable[[str], Path], made: dict[str, Path], where: tuple[str, ...]
+):
+    for value in NONSENSE:
+        folder = copy("adafl-cut")
+        crafted(folder, where, value)
+        lost = resumed(folder, ADAFL)
+        assert lost[0].startswith("checkpoint 000004.json is not usable: ")
+        assert lost[1] == "going on after round 2"
+        assert outcome(folder) == outcome(made["adafl"])
+        shutil.rmtree(folder)
+
+
+def test_a_run_that_starts_again_has_nothing_of_a_checkpoint_that_was_half_good(
+    copy: Callable[[str], Path], made: dict[str, Path]
+):
+    """The server's part can be read, the sampler's cannot, or the other way round."""
+    for where in (("sampler", "relative"), ("gate", "norm")):
+        folder = copy("adafl-cut")
+        crafted(folder, where, "x")
+        (folder / "checkpoints" / "000002.json").unlink()
+        assert resumed(folder, ADAFL)[-1] == "going on from the start"
+        assert outcome(folder) == outcome(made["adafl"])
+        shutil.rmtree(folder)
 
 
 # ------------------------------------------------------------------- summaries and settings

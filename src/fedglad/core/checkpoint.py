@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import reprlib
 import zlib
@@ -103,6 +104,14 @@ def whole_number(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:
         raise ValueError(f"{reprlib.repr(value)} is not a number of rounds")
     return value
+
+
+def finite(value: Any) -> float:
+    """A finite number; raises for anything else."""
+    (number,) = numbers([value])
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is not finite")
+    return number
 
 
 def numbers(values: Any) -> list[float]:

@@ -25,7 +25,9 @@ class Gram:
         r = len(kept)
         self.per_tensor = np.zeros((len(layout.names), r, r))
         # Float32 products of tiny updates would underflow: scale them up by a power of 2, exactly.
-        scale = 2.0 ** -math.floor(math.log2(largest)) if 0 < largest < 1e-6 else 1.0
+        # By no more than float32 holds, which is enough for the least number it has, 2⁻¹⁴⁹.
+        tiny = 0 < largest < 1e-6
+        scale = 2.0 ** min(-math.floor(math.log2(largest)), 126) if tiny else 1.0
         for block in layout.blocks:
             rows = torch.stack([x[block.span].view(-1, layout.row) for x in kept], dim=1).mul_(
                 scale

@@ -83,7 +83,11 @@ class Limits:
         """As a checkpoint has it; one of the first edition had the last norms and weights."""
         old = {"norms": "norm", "weights": "weight"}
         if saved.keys() != old.keys():
-            return cls(guard, {str(kind): float(value) for kind, value in saved.items()})
+            usual = {str(kind): float(value) for kind, value in saved.items()}
+            for kind, value in usual.items():
+                if not 0 < value < math.inf:
+                    raise ValueError(f"the usual {kind} is {value}")
+            return cls(guard, usual)
         usual = {kind: upper_median(saved[name]) for name, kind in old.items()}
         return cls(guard, {kind: value for kind, value in usual.items() if value > 0})
 

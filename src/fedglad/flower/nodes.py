@@ -12,6 +12,7 @@ from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
+from fedglad.core.checkpoint import whole_number
 from fedglad.core.validate import as_number
 from fedglad.flower import log
 from fedglad.flower.replies import Unusable, read
@@ -79,8 +80,12 @@ class Directory:
             raise ValueError(
                 f"nodes={self.kind!r}: the run to go on with told nodes apart by {saved['kind']!r}"
             )
-        self.kind, self.names, self.count = saved["kind"], list(saved["names"]), saved["count"]
-        self.expected = saved["online"]
+        kind, names, count = saved["kind"], list(saved["names"]), whole_number(saved["count"])
+        known = kind in KINDS and all(isinstance(name, int | str) for name in names)
+        if not known or count > (MOST if kind == "partition-id" else len(names)):
+            raise ValueError(f"{count} clients, told apart by {kind!r}, cannot be")
+        self.expected = whole_number(saved["online"])
+        self.kind, self.names, self.count = kind, names, count
 
     def name(self, client: int) -> int | str:
         """The client's name in the records."""

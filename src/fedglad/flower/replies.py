@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from fedglad.core.validate import as_number
 from fedglad.flower.mods import NORMS
 
-LONGEST = 500  # letters that are kept of a client's error
+LONGEST = 500  # letters that are kept of a client's error, or that the name of a metric may have
 
 Record = TypeVar("Record", ArrayRecord, MetricRecord)
 Reply = tuple[MetricRecord, RecordDict]
@@ -68,7 +68,7 @@ def decoded(record: Mapping[str, Array]) -> dict[str, np.ndarray]:
         try:
             arrays[name] = _view(array)
         except Exception as error:  # a header is parsed as Python, and fails in as many ways
-            raise Unusable(f"the array {name!r} cannot be read: {str(error)[:200]}") from None
+            raise Unusable(f"the array {name[:200]!r} cannot be read: {error!s:.200}") from None
     return arrays
 
 
@@ -128,11 +128,13 @@ def mean_metrics(contents: list[RecordDict], key: str) -> MetricRecord:
     """The mean of each metric by `key`, over those clients that reported it.
 
     As Flower's `aggregate_metricrecords`, which needs the same metrics of all. One that is a list
-    here and a number there has no mean.
+    here and a number there has no mean, nor has one whose name is too long to be kept.
     """
     reported: dict[str, list[tuple[Any, float]]] = {}
     for metrics in (only(content, MetricRecord) for content in contents):
         for name, value in metrics.items():
+            if len(name) > LONGEST:
+                continue
             reported.setdefault(name, []).append((value, float(cast(float, metrics[key]))))
     del reported[key]
     means = MetricRecord()

@@ -53,7 +53,7 @@ def restore(
             on_lost(lost)
 
     lines, lacking, memories = run.lines(), "", dict[str, Any]()
-    records = objects(lines.records)
+    records, beginning = objects(lines.records), driver.state()
     paths = _checkpoints(folder)
     for path in reversed(paths):
         try:
@@ -74,12 +74,21 @@ def restore(
                     "up this model's sums in another order, to other bits: finish it with that "
                     f"version, {way_out}"
                 )
+            with checkpoint.reading("its state"):
+                driver.server.weighting.restored(meta["weighting"]["state"])
+                driver.restore(state)
             driver.server.load_state_dict({**meta, "tensors": tensors})
-            driver.restore(state)
             break
         except checkpoint.OtherModel as error:  # the code of a user's model was changed
             raise RunError(f"{run.folder} cannot be continued: {error}; {way_out}") from None
-        except (ValueError, OSError, LookupError, TypeError, AttributeError) as error:
+        except (
+            ValueError,
+            OSError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            ArithmeticError,
+        ) as error:
             say(f"checkpoint {path.name} is not usable: {error}")
     else:
         if lacking:
@@ -88,6 +97,7 @@ def restore(
             raise RunError(
                 f"{run.folder}: none of its checkpoints can be used (log.txt); {way_out}"
             )
+        driver.restore(beginning)  # the last one may have been good but for the server's state
     if paths and driver.t < int(paths[-1].stem):
         say(f"going on after round {driver.t}" if driver.t else "going on from the start")
     places = {store: place for place, store in _places(run.folder, driver).items()}

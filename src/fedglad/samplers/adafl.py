@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
+from fedglad.core import checkpoint
 from fedglad.records import Record
 from fedglad.samplers.base import Ask, Cohort, Pool, Sampler, State
 
@@ -59,10 +60,18 @@ class AdaFL(Sampler):
         }
         return {**state, "relative": {**known, **after}}
 
+    def restored(self, state: State) -> State:
+        known = state.get("relative", {})
+        for client, value in known.items():
+            if not client.isdecimal() or not 0 < checkpoint.finite(value) < 2**53:
+                raise ValueError(f"AdaFL's share of client {client} is {value}")
+        return state
+
 
 def probabilities(state: State, clients: int) -> np.ndarray:
     """p of all N clients; it sums to 1."""
     relative = np.ones(clients)
-    known: dict[str, float] = state.get("relative", {})
+    saved: dict[str, float] = state.get("relative", {})
+    known = {client: share for client, share in saved.items() if int(client) < clients}
     relative[[int(client) for client in known]] = list(known.values())
     return relative / relative.sum()

@@ -207,6 +207,10 @@ class Sampler:
         """What to remember of a round."""
         return state
 
+    def restored(self, state: State) -> State:
+        """A state that a file had; raises ValueError or TypeError if it cannot be one."""
+        return state
+
     def _reached(self, t: int, pool: Pool) -> np.ndarray:
         share, seed = self.reachable, self.availability_seed
         if self.availability == "bernoulli":

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedglad.clients.method import Plain
+from fedglad.core import checkpoint
 from fedglad.core.guard import Guard
 from fedglad.core.layout import as_tensor
 from fedglad.core.memory import Memories
@@ -81,10 +82,17 @@ class Driver:
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Goes back to a state; the server and the stores are restored by whoever read it."""
-        self.t = saved["round"]
-        self.sampler_state, self.alarm_state = dict(saved["sampler"]), dict(saved["alarm"])
+        """Goes back to a state, unless it cannot be one: then nothing is changed.
+
+        The server and the stores are restored by whoever read it.
+        """
+        sampler, alarm = self.sampler.restored(dict(saved["sampler"])), dict(saved["alarm"])
+        if alarm:
+            checkpoint.whole_number(alarm["seen"])
+            if checkpoint.finite(alarm["mean"]) < 0:
+                raise ValueError(f"the alarm's mean is {alarm['mean']}")
         self.restore_transport(saved["transport"])
+        self.t, self.sampler_state, self.alarm_state = saved["round"], sampler, alarm
 
     def transport_state(self) -> dict[str, Any]:
         """What a transport must know again, as JSON types."""
