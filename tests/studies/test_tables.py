@@ -98,7 +98,7 @@ def test_mean_difference_interval_and_stability_by_hand(write: Write):
 
 
 def test_runs_with_an_average_stand_for_the_cell_and_show_it(write: Write):
-    folder = [write(PLAIN, seed, [0.5] * 12) for seed in (1, 2, 3)][0]
+    folder, *_ = (write(PLAIN, seed, [0.5] * 12) for seed in (1, 2, 3))
     ema = replace(PLAIN, overrides={**PLAIN.overrides, "average.name": "ema"})
     for seed, gain in {1: 0.1, 2: 0.2, 3: 0.3}.items():
         path = write(ema, seed, [0.5] * 12) / f"mnist-{ema.config(seed).hash()}.json"
