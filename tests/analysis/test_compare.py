@@ -18,6 +18,8 @@ from fedglad.analysis.statistics import interval, students_t
 from fedglad.cli import app
 from fedglad.config.keys import label
 from fedglad.config.schema import load
+from fedglad.report.plots import comparison as plots
+from fedglad.report.plots import style
 
 
 def call(*args: str | Path) -> Any:
@@ -53,6 +55,23 @@ def pairs(finished: Any) -> list[Path]:
     """none and glad with seeds 1, 2, 3, none first."""
     none = [finished(a, seed=s, adapter__name="none") for s, a in NONE.items()]
     return none + [finished(a, seed=s) for s, a in GLAD.items()]
+
+
+AVERAGED = {1: 0.90, 2: 0.90, 3: 0.93}
+
+
+@pytest.fixture
+def averaged(finished: Any) -> list[Path]:
+    """FedAvg with seeds 1, 2, 3, of which an average was kept, and the same without one."""
+    kept = [finished(a, seed=s, adapter__name="none", average__name="ema") for s, a in NONE.items()]
+    for folder, accuracy in zip(kept, AVERAGED.values(), strict=True):
+        summary = json.loads((folder / "summary.json").read_text())
+        figures = {
+            "last10_averaged_accuracy": accuracy,
+            "final_averaged_accuracy": accuracy - 0.01,
+        }
+        (folder / "summary.json").write_text(json.dumps(summary | figures))
+    return kept + [finished(a, seed=s, adapter__name="none") for s, a in GLAD.items()]
 
 
 # ------------------------------------------------------------------------------------- arithmetic
@@ -96,6 +115,72 @@ def test_means_spreads_and_paired_differences(pairs: list[Path]):
     assert glad.difference.mean == pytest.approx(0.03)
     assert glad.difference.interval == pytest.approx((0.0051586, 0.0548414), abs=1e-6)
     assert found.notes == []
+
+
+def test_an_average_is_a_row_of_its_own_and_paired_with_the_newest_models(averaged: list[Path]):
+    found = compare(averaged)
+    newest, mean, other = found.groups
+    assert [one.label for one in found.groups] == [
+        "average.name=ema",
+        "average.name=ema · averaged",
+        "average.name=none",
+    ]
+    assert newest.averaged_of is newest.over_newest is other.over_newest is None
+    assert mean.averaged_of == newest.label
+    assert mean.runs == newest.runs
+    # (.90 + .90 + .93) / 3 = .91; each final one is .01 less
+    assert (mean.mean, mean.final_mean) == (pytest.approx(0.91), pytest.approx(0.90))
+    # .90 - .80, .90 - .82, .93 - .84: .10, .08, .09, mean .09, s .01; ± 4.30265 · .01 / sqrt(3)
+    assert mean.over_newest
+    assert mean.over_newest.values == pytest.approx([0.10, 0.08, 0.09])
+    assert mean.over_newest.interval == pytest.approx((0.0651586, 0.1148414), abs=1e-6)
+    assert mean.difference == mean.over_newest  # as the newest models are the baseline
+    again = compare(averaged, baseline="average.name=none").groups
+    assert again[2].difference  # .90 - .83, .90 - .84, .93 - .88
+    assert again[2].difference.values == pytest.approx([0.07, 0.06, 0.05])
+    assert again[2].over_newest == mean.over_newest
+
+
+def test_an_average_that_a_run_did_not_test_is_no_row(averaged: list[Path]):
+    path = averaged[1] / "summary.json"
+    summary = json.loads(path.read_text())
+    del summary["last10_averaged_accuracy"], summary["final_averaged_accuracy"]
+    path.write_text(json.dumps(summary))
+    assert len(compare(averaged).groups) == 2
+
+
+def test_a_metric_of_the_average_compares_nothing_else(averaged: list[Path]):
+    (group,) = compare(averaged[:3], metric="last10_averaged_accuracy").groups
+    assert group.values == list(AVERAGED.values())
+    assert group.final_mean == pytest.approx(0.90)
+    final = compare(averaged[:3], metric="final_accuracy").groups[1]
+    assert final.values == pytest.approx([0.89, 0.89, 0.92])
+    with pytest.raises(CompareError, match="has no number 'last10_averaged_accuracy': choose from"):
+        compare(averaged, metric="last10_averaged_accuracy")
+    assert len(compare(averaged, metric="rounds").groups) == 2
+
+
+def test_an_average_is_shown_with_its_pair(averaged: list[Path]):
+    lines = call("compare", *averaged).stdout.splitlines()
+    row = next(line for line in lines if "average.name=ema · averaged  " in line)
+    assert row.split("·")[1].split()[:4] == ["averaged", "3", "91.00", "±"]
+    place = lines.index(
+        "Average of the models − newest model, of the same runs in percentage points:"
+    )
+    assert lines[place + 1] == (
+        "  average.name=ema   +9.00 [+6.52, +11.48]   by seed 1: +10.00,  2: +8.00,  3: +9.00"
+    )
+    assert not any("average.name=ema" in line for line in lines[place + 2 : place + 3])
+
+
+def test_a_run_of_before_there_were_averages_is_one_without(averaged: list[Path]):
+    for folder in averaged[3:5]:
+        path = folder / "config.toml"
+        tree = path.read_text()
+        start = tree.index("[average]")
+        path.write_text(tree[:start] + tree[tree.index("\n[", start) + 1 :])
+        assert "[average]" not in path.read_text()
+    assert [len(one.values) for one in compare(averaged[3:]).groups] == [3]
 
 
 def test_only_common_seeds_are_paired(finished: Any):
@@ -219,6 +304,22 @@ def test_a_plot_has_a_line_for_each_group(
     labels = [line.get_label() for line in above.get_lines()]
     assert labels == ["adapter.name=none", "adapter.name=glad"]
     assert [len(axes.collections) for axes in (above, below)] == [1, 1]  # a band of two seeds
+
+
+def test_an_average_is_drawn_in_the_colour_of_its_run(averaged: list[Path]):
+    for folder in averaged:
+        with_rounds(folder, [0.5, 0.6], [2.0, 3.0])
+        path = folder / "rounds.jsonl"
+        rounds = [json.loads(line) for line in path.read_text().splitlines()]
+        both = [r | {"averaged_accuracy": r["test_accuracy"] + 0.125} for r in rounds]
+        path.write_text("".join(f"{json.dumps(r)}\n" for r in both))
+    with style.paper_style():
+        accuracy, gsi = plots.draw(compare(averaged)).axes
+    newest, mean, other = accuracy.get_lines()
+    assert mean.get_ydata() == pytest.approx([62.5, 72.5])
+    assert newest.get_color() == mean.get_color() != other.get_color()
+    assert (newest.get_linestyle(), mean.get_linestyle()) == ("-", "--")
+    assert len(gsi.get_lines()) == 2  # it is the same for both
 
 
 def test_a_plot_of_one_client_a_round_has_no_gsi(
@@ -652,6 +753,7 @@ def test_json_has_everything(pairs: list[Path]):
     assert found["groups"][0].keys() == {
         *("label", "config", "runs", "seeds", "values", "mean", "std", "final_mean", "difference"),
         *("control_of", "factors", "over_control", "stability", "curves"),
+        *("averaged_of", "over_newest"),
     }
     glad = found["groups"][1]
     assert glad["config"] == {"adapter.name": "glad"}

@@ -64,6 +64,36 @@ def test_a_run_prints_plain_lines_and_its_result(tmp_path: Path):
     assert "clients to look at" not in result.stdout
 
 
+def test_a_run_with_an_average_says_both_numbers(tmp_path: Path):
+    args = ("run", "digits", *QUICK, "--set", "average.name=ema", "--out", tmp_path / "run")
+    result = call(*args)
+    assert result.exit_code == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    rounds = [json.loads(x) for x in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    lines = result.stdout.splitlines()
+    for line, done in zip(lines, rounds, strict=False):
+        raw, averaged = (100 * done[f"{which}_accuracy"] for which in ("test", "averaged"))
+        assert f"  accuracy {raw:5.1f} %, averaged {averaged:5.1f} %  loss " in line
+    last10, final = (
+        f"{100 * summary[f'{k}_accuracy']:.2f} % "
+        f"(averaged {100 * summary[f'{k}_averaged_accuracy']:.2f} %)"
+        for k in ("last10", "final")
+    )
+    assert f"Accuracy over the last 10 rounds {last10}, final {final}, 4 rounds in" in lines[4]
+    found = json.loads(call(*args, "--json").stdout)
+    assert found["final_averaged_accuracy"] == rounds[-1]["averaged_accuracy"]
+    assert found["final_accuracy"] == rounds[-1]["test_accuracy"]
+
+
+def test_a_sweep_says_both_numbers_of_a_run(tmp_path: Path):
+    grid = ("--grid", "average.name=none,ema", "--jobs", "1", "--out", tmp_path)
+    lines = call("sweep", "digits", *QUICK, *grid).stdout.splitlines()
+    plain, both = (line for line in lines if "  accuracy " in line)
+    assert re.fullmatch(r"1/2  average.name=none  accuracy [\d.]+ %, final [\d.]+ %", plain)
+    number = r"[\d.]+ % \(averaged [\d.]+ %\)"
+    assert re.fullmatch(rf"2/2  average.name=ema  accuracy {number}, final {number}", both)
+
+
 def test_clients_that_were_flagged_again_and_again_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

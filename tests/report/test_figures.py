@@ -429,6 +429,55 @@ def test_the_headline_of_one_run(tmp_path: Path):
     assert (told["version"], told["title"], told["live"]) == (1, tmp_path.name, None)
 
 
+def test_the_headline_names_the_averaged_model(tmp_path: Path):
+    # averages of .9 and .8, models of .8: means .85 and .8, so +5 points
+    found = [
+        record(t, averaged_accuracy=accuracy, averaged_loss=0.5)
+        for t, accuracy in enumerate((0.9, 0.8))
+    ]
+    config = changed(rounds=2) | {"average": {"name": "window", "size": 4}}
+    told = payload([read(write(tmp_path, found, config=config, finish=True))])
+    assert tiles(told)["Averaged model"] == (
+        "85.0 %",
+        "final 80.0 %; +5.00 points over the newest model",
+        "plain",
+    )
+    assert told["runs"][0]["averaged"] == [90, 80]
+    assert told["runs"][0]["averaged_loss"] == [0.5, 0.5]
+    assert told["average"].startswith("Averaged: the mean of the last 4 models that the server has")
+
+
+def test_without_an_average_nothing_is_said_of_one(tmp_path: Path):
+    told = payload([read(write(tmp_path, [record(0)]))])
+    assert (told["average"], told["runs"][0]["averaged"]) == (None, None)
+    assert "Averaged model" not in tiles(told)
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"name": "ema", "beta": 0.8}, "the last 5 or so count most"),
+        ({"name": "ema", "beta": "x"}, "an average of the models"),
+        ({"name": "poly"}, "in which later ones count more"),
+        ({"name": "mine:Own"}, "an average of the models"),
+        ("damaged", "an average of the models"),
+    ],
+)
+def test_every_average_is_said_in_words(tmp_path: Path, section: Any, words: str):
+    config = changed(rounds=2) | {"average": section}
+    told = payload([read(write(tmp_path, [record(0, averaged_accuracy=0.5)], config=config))])
+    assert words in told["average"]
+
+
+def test_the_summary_has_the_average_where_rounds_are_missing(tmp_path: Path):
+    config = changed(rounds=9) | {"average": {"name": "ema", "beta": 0.9}}
+    folder = write(tmp_path, [record(0, averaged_accuracy=0.5)], config=config, finish=True)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary |= {"last10_averaged_accuracy": 0.91, "final_averaged_accuracy": 0.92, "rounds": 9}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    assert tiles(payload([read(folder)]))["Averaged model"][0] == "91.0 %"
+
+
 def test_what_a_filter_leaves_out_is_not_rejected(tmp_path: Path):
     found = rounds([0.5] * 12)
     for t in range(12):

@@ -493,6 +493,17 @@ def test_every_scalar_has_a_name_in_the_table(digits: Path):
     assert all(any(re.fullmatch(p, name) for p in patterns) for name in row.scalars)
 
 
+def test_an_average_is_told_under_names_of_its_own(tmp_path: Path):
+    settings = {"rounds": 2, "client.epochs": 1, "average.name": "ema"}
+    execute(*load("digits", settings), out=tmp_path / "run")
+    for row, done in zip(
+        trackers.NewRounds(tmp_path / "run").new(), Run(tmp_path / "run").rounds(), strict=True
+    ):
+        assert row.scalars["averaged/accuracy"] == done["averaged_accuracy"]
+        assert row.scalars["averaged/loss"] == done["averaged_loss"]
+        assert row.scalars["test/accuracy"] == done["test_accuracy"]
+
+
 def test_a_skipped_round_and_rejected_updates_are_told():
     record = {
         "round": 3,

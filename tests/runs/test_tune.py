@@ -253,6 +253,34 @@ def test_json_has_everything(tmp_path: Path):
     assert best["score"] == fmean(losses)
 
 
+def test_the_average_can_be_the_score(tmp_path: Path):
+    args = ["digits", *given({**QUICK, "average.name": "ema"}), "--grid", "client.lr=0.001,0.1"]
+    args += ["--out", str(tmp_path), "--metric", "last10_averaged_accuracy"]
+    done = call(*args)
+    assert done.exit_code == 0, done.exception
+    found = json.loads(call(*args, "--json").stdout)
+    scores = [trial["score"] for trial in found["trials"]]
+    assert found["metric"] == "last10_averaged_accuracy"
+    assert found["best"]["score"] == scores[0] > scores[1]  # the largest
+    for trial in found["trials"]:
+        averages = [r["averaged_accuracy"] for r in Run(Path(trial["folder"])).rounds()]
+        assert trial["score"] == pytest.approx(fmean(averages))
+    best = found["best"]["settings"]["client.lr"]
+    assert f"client.lr={best}  last10_averaged_accuracy {scores[0]:.4f}" in done.stdout
+    assert "The score is last10_averaged_accuracy over the first 2 of 10" in done.stdout
+    assert "chosen by the test set" in done.stdout
+
+
+def test_a_score_that_trials_will_not_have_runs_nothing(tmp_path: Path):
+    args = ["digits", *given(QUICK), "--grid", "client.lr=0.1,0.2", "--out", str(tmp_path / "out")]
+    unknown = call(*args, "--metric", "acuracy")
+    assert "'acuracy' is no score: choose from train_loss, last10_accuracy," in said(unknown)
+    without = call(*args, "--metric", "final_averaged_accuracy")
+    assert "needs an average that is tested: --set average.name=ema" in said(without)
+    assert unknown.exit_code == without.exit_code == 2
+    assert not (tmp_path / "out").exists()
+
+
 def test_values_of_any_kind_can_be_tuned(tmp_path: Path):
     cohorts = 'sampler.cohorts={"0" = [1, 2]},{"0" = [3, 4]}'
     todo = planned(tmp_path, cohorts, "adapter.name=none,glad", **{"sampler.name": "scripted"})

@@ -97,6 +97,35 @@ def test_mean_difference_interval_and_stability_by_hand(write: Write):
     assert texts[SMALLER.label][:3] == [f"{SMALLER.label} (ours): not run", "0", "-"]
 
 
+def test_runs_with_an_average_stand_for_the_cell_and_show_it(write: Write):
+    folder, *_ = (write(PLAIN, seed, [0.5] * 12) for seed in (1, 2, 3))
+    ema = replace(PLAIN, overrides={**PLAIN.overrides, "average.name": "ema"})
+    for seed, gain in {1: 0.1, 2: 0.2, 3: 0.3}.items():
+        path = write(ema, seed, [0.5] * 12) / f"mnist-{ema.config(seed).hash()}.json"
+        told = json.loads(path.read_text()) | {"last10_averaged_accuracy": 0.5 + gain}
+        path.write_text(json.dumps(told))
+    library = Library([folder])
+    made = table(CONTROLS, library)
+    row = row_of(made.rows, PLAIN.label)
+    assert (row["n"], row["mean"]) == (3, pytest.approx(50))
+    # gains 10, 20, 30: mean 20, s = 10; 20 ± 4.3027·10/√3 = 20 ± 24.841
+    assert row["averaged_seeds"] == pytest.approx({1: 60, 2: 70, 3: 80})
+    assert row["averaged_difference"] == pytest.approx(20)
+    assert row["averaged_interval"] == pytest.approx([-4.841, 44.841], abs=1e-3)
+    assert made.texts()[0][-3:] == ["70.00 ± 10.00", "+20.00", "[-4.84, +44.84]"]
+    assert made.texts()[1][-3:] == ["-", "-", "-"]
+    assert len(library.all()) == 6
+    # Another average in place of one of them: their mean would mean nothing.
+    (folder / f"mnist-{ema.config(3).hash()}.json").unlink()
+    poly = replace(PLAIN, overrides={**PLAIN.overrides, "average.name": "poly"})
+    path = write(poly, 3, [0.5] * 12) / f"mnist-{poly.config(3).hash()}.json"
+    told = json.loads(path.read_text()) | {"last10_averaged_accuracy": 0.9}
+    path.write_text(json.dumps(told))
+    made = table(CONTROLS, Library([folder]))
+    assert row_of(made.rows, PLAIN.label)["averaged"] is None
+    assert len(made.texts()[0]) == 9  # without the columns
+
+
 def test_two_seeds_have_no_interval_and_other_seeds_are_not_paired(write: Write):
     for seed in (1, 2):
         write(PLAIN, seed, [0.5] * 12)

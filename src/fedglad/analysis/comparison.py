@@ -24,7 +24,9 @@ from fedglad.runs.reader import CHANGED, Lines, Run, RunError, objects, run_fold
 from fedglad.runs.summary import disagreement, figures
 
 METRIC, FINAL = "last10_accuracy", "final_accuracy"
-CURVES = {"accuracy": "test_accuracy", "gsi": "gsi_all"}
+AVERAGED = {METRIC: "last10_averaged_accuracy", FINAL: "final_averaged_accuracy"}
+"""What summary.json calls the same number of the average of a run's models."""
+CURVES = {"accuracy": "test_accuracy", "gsi": "gsi_all", "averaged": "averaged_accuracy"}
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,10 @@ class Entry:
             )
         return value
 
+    def has(self, metric: str) -> bool:
+        """Whether the summary has it."""
+        return number(self.summary.get(metric)) is not None
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -69,7 +75,9 @@ class Group:
     """Repetitions of one configuration; `config` has all keys in which the groups differ.
 
     Controls have the label of their rule in `control_of` and their constants in `factors`; the rule
-    has its difference to them in `over_control`.
+    has its difference to them in `over_control`. Runs that kept an average of their models have a
+    second group for it, with the label of the first in `averaged_of`; its difference to the newest
+    models of the same runs is in `over_newest`.
     """
 
     label: str
@@ -86,6 +94,8 @@ class Group:
     over_control: Difference | None = None
     stability: Stability | None = None
     curves: dict[str, Curve] | None = None
+    averaged_of: str | None = None
+    over_newest: Difference | None = None
 
 
 @dataclass(frozen=True)
@@ -115,8 +125,9 @@ def compare(
 ) -> Comparison:
     """Compares finished runs, given as run folders or as folders of run folders.
 
-    Groups come in the order in which they are met. The baseline is the one whose label is, or has
-    as a part, `baseline`; by default the first with adapter.name=none, else the first.
+    Groups come in the order in which they are met, each followed by the average of its models, if
+    its runs kept one. The baseline is the one whose label is, or has as a part, `baseline`; by
+    default the first with adapter.name=none, else the first.
 
     >>> import pathlib, tempfile
     >>> from fedglad.config import load
@@ -154,6 +165,8 @@ def compare(
             if not grouping.unpaired(k, control):
                 one = replace(one, over_control=_difference(parts[k], parts[control], metric))
         groups.append(one)
+        if averaged := _averaged(one, parts[k], parts[base] if paired or k == base else {}, metric):
+            groups.append(averaged)
         lengths |= {settings[k].get("rounds"): None} if k == base or paired else {}
     if len(lengths) > 1:
         of_base, *others = map(str, lengths)
@@ -223,8 +236,8 @@ def _group(
     metric: str,
 ) -> Group:
     values = [entry.value(metric) for entry in cell.values()]
-    curves = [entry.curves for entry in cell.values() if entry.curves is not None]
-    whole = len(curves) == len(cell)
+    final = AVERAGED[FINAL] if metric in AVERAGED.values() else FINAL
+    curves = _curves(cell)
     factors = [entry.factor for entry in cell.values() if entry.factor is not None]
     if CONTROL in config:
         kept = {k: v for k, v in config.items() if not k.startswith("adapter.") and k != CONTROL}
@@ -237,16 +250,55 @@ def _group(
         values=values,
         mean=fmean(values),
         std=spread(values),
-        final_mean=fmean(entry.value(FINAL) for entry in cell.values()),
+        final_mean=fmean(entry.value(final) for entry in cell.values()),
         difference=_difference(cell, base, metric) if base else None,
         control_of=name.removeprefix("control of ") if factors else None,
         factors=factors or None,
-        stability=stability([[*one["accuracy"].values()] for one in curves]) if whole else None,
-        curves={name: curve(one[name] for one in curves) for name in CURVES} if whole else None,
+        stability=stability([[*one["accuracy"].values()] for one in curves]) if curves else None,
+        curves=(
+            {name: curve(one[name] for one in curves) for name in ("accuracy", "gsi")}
+            if curves
+            else None
+        ),
     )
 
 
-def _difference(cell: Mapping[Seed, Entry], base: Mapping[Seed, Entry], metric: str) -> Difference:
+def _averaged(
+    newest: Group, cell: Mapping[Seed, Entry], base: Mapping[Seed, Entry], metric: str
+) -> Group | None:
+    """The row below a group: the average of its runs' models, if every run tested one."""
+    theirs = AVERAGED.get(metric, "")
+    if not all(entry.has(theirs) for entry in cell.values()):
+        return None
+    values, curves = [entry.value(theirs) for entry in cell.values()], _curves(cell)
+    return replace(
+        newest,
+        label=f"{newest.label} · averaged",
+        values=values,
+        mean=fmean(values),
+        std=spread(values),
+        final_mean=fmean(entry.value(AVERAGED[FINAL]) for entry in cell.values()),
+        difference=_difference(cell, base, metric, theirs) if base else None,
+        control_of=None,
+        factors=None,
+        over_control=None,
+        stability=stability([[*one["averaged"].values()] for one in curves]) if curves else None,
+        curves={"accuracy": curve(one["averaged"] for one in curves)} if curves else None,
+        averaged_of=newest.label,
+        over_newest=_difference(cell, cell, metric, theirs),
+    )
+
+
+def _curves(cell: Mapping[Seed, Entry]) -> list[Mapping[str, Series]]:
+    """Of every run; none if one has no rounds."""
+    curves = [entry.curves for entry in cell.values() if entry.curves is not None]
+    return curves if len(curves) == len(cell) else []
+
+
+def _difference(
+    cell: Mapping[Seed, Entry], base: Mapping[Seed, Entry], metric: str, theirs: str = ""
+) -> Difference:
+    """Between the same number of both, unless `theirs` is another one of the first."""
     common = [seed for seed in cell if seed in base]
-    values = [cell[seed].value(metric) - base[seed].value(metric) for seed in common]
+    values = [cell[seed].value(theirs or metric) - base[seed].value(metric) for seed in common]
     return Difference(list(map(named_seed, common)), values, fmean(values), interval(values))

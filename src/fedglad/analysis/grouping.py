@@ -118,7 +118,8 @@ def settings_of(
     """
     versions = {"format": FORMAT} if summary is None else summary.get("versions")
     made = versions.get("format", 1) if isinstance(versions, Mapping) else 1
-    tree = {**config, "engine": _engine(config.get("engine")), "format": made}
+    tree = {"average": {"name": "none"}, **config}  # older files do not have the section
+    tree |= {"engine": _engine(config.get("engine")), "format": made}
     return flat({**tree, "adapter": rule, CONTROL: True} if rule else tree)
 
 

@@ -64,6 +64,7 @@ def show_comparison(comparison: Comparison) -> None:
         if group.difference:
             say(f"  {group.label}   {_by_seed(group.difference, comparison)}")
     _show_controls(comparison, unit)
+    _show_averages(comparison, unit)
     _show_stability(comparison)
     note(comparison.notes)
 
@@ -73,7 +74,7 @@ def _row(group: Group, comparison: Comparison) -> dict[str, str]:
     numbers = (_number(x, comparison) for x in (group.mean, group.std) if x is not None)
     metric = f"{comparison.metric}{' %' if _in_percent(comparison) else ''}"
     cells = {"n": str(len(group.values)), metric: " ± ".join(numbers)}
-    if comparison.metric != "final_accuracy":
+    if comparison.metric not in ("final_accuracy", "final_averaged_accuracy"):
         cells["final %"] = f"{100 * group.final_mean:.2f}"
     mean, interval = "", ""
     if any(other.difference for other in comparison.groups):
@@ -101,6 +102,17 @@ def _show_controls(comparison: Comparison, unit: str) -> None:
         seeds = escape(_by_seed(difference, comparison))
         constant = ", ".join(f"{factor:.4f}" for factor in factors[group.label])
         console.print(f"{text}   by seed {seeds}   (factors {constant})", soft_wrap=True)
+
+
+def _show_averages(comparison: Comparison, unit: str) -> None:
+    pairs = [(group, group.over_newest) for group in comparison.groups if group.over_newest]
+    if pairs:
+        say(f"\nAverage of the models − newest model, of the same runs{unit}:")
+    for group, difference in pairs:
+        mean, interval = _cells(difference, comparison)
+        text = f"  {escape(group.averaged_of or '')}   {mean} {interval}".removesuffix(" -")
+        seeds = escape(_by_seed(difference, comparison))
+        console.print(f"{text}   by seed {seeds}", soft_wrap=True)
 
 
 def _show_stability(comparison: Comparison) -> None:

@@ -133,10 +133,31 @@ class ShowSweep(_Live):
 
 
 def _accuracy(run: Run) -> str:
-    summary = run.summary or {}
-    last10, final = (100 * summary[key] for key in ("last10_accuracy", "final_accuracy"))
+    last10, final = accuracies(run.summary or {})
     skipped = f"; {run.skipped}" if run.skipped else ""
-    return f"accuracy {last10:.2f} %, final {final:.2f} %{skipped}"
+    return f"accuracy {last10}, final {final}{skipped}"
+
+
+def accuracies(summary: Mapping[str, Any]) -> tuple[str, str]:
+    """Over the last ten rounds and in the last; of the average too, where it was tested.
+
+    >>> accuracies({"last10_accuracy": 0.5, "final_accuracy": None})
+    ('50.00 %', 'not measured')
+    >>> averaged = {"last10_averaged_accuracy": 0.75, "final_averaged_accuracy": 0.8}
+    >>> accuracies({"last10_accuracy": 0.5, "final_accuracy": 0.4, **averaged})
+    ('50.00 % (averaged 75.00 %)', '40.00 % (averaged 80.00 %)')
+    """
+
+    def both(which: str) -> str:
+        averaged = summary.get(f"{which}_averaged_accuracy")
+        more = "" if averaged is None else f" (averaged {_percent(averaged)})"
+        return f"{_percent(summary[f'{which}_accuracy'])}{more}"
+
+    return both("last10"), both("final")
+
+
+def _percent(share: float | None) -> str:
+    return "not measured" if share is None else f"{100 * share:.2f} %"
 
 
 def round_line(done: Round, rounds: int) -> str:
@@ -144,7 +165,10 @@ def round_line(done: Round, rounds: int) -> str:
     record = done.record
     parts: list[str] = []
     if done.test_accuracy is not None and done.test_loss is not None:
-        parts.append(f"accuracy {100 * done.test_accuracy:5.1f} %  loss {done.test_loss:.3f}")
+        tested = f"accuracy {100 * done.test_accuracy:5.1f} %"
+        if done.averaged_accuracy is not None:
+            tested += f", averaged {100 * done.averaged_accuracy:5.1f} %"
+        parts.append(f"{tested}  loss {done.test_loss:.3f}")
     if record.gsi_all is not None:
         parts.append(f"GSI {record.gsi_all:.2f}")
     if record.baseline:

@@ -30,7 +30,7 @@ def run(
     """Run a federated experiment and keep its records."""
     from fedglad.analysis.per_client import clients, worst
     from fedglad.cli.fetching import fetch_for
-    from fedglad.cli.progress import ShowRun, distrusted
+    from fedglad.cli.progress import ShowRun, accuracies, distrusted
     from fedglad.runs.running import execute
     from fedglad.runs.trusted_code import load_trusted
 
@@ -54,10 +54,7 @@ def run(
     else:
         if not show.seen:
             console.print(f"This run is finished already: {escape(str(done.folder))}")
-        last10, final = (
-            "not measured" if share is None else f"{100 * share:.2f} %"
-            for share in (summary["last10_accuracy"], summary["final_accuracy"])
-        )
+        last10, final = accuracies(summary)
         console.print(
             f"Accuracy over the last 10 rounds [bold]{last10}[/], final {final}, "
             f"{summary['rounds']} rounds in {summary['seconds']:.1f} s.\n"

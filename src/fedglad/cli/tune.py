@@ -1,4 +1,4 @@
-"""`fedglad tune`: settings chosen by the training loss of the first rounds."""
+"""`fedglad tune`: settings chosen by the training loss of the first rounds, or another score."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from fedglad.cli.console import console, error, mistakes, note, print_json, print_wide, say, table
-from fedglad.cli.options import AsJson, Jobs, Settings, Source, TrustCode, cores, given
+from fedglad.cli.options import AsJson, Jobs, Settings, Source, TrustCode, among, cores, given
 from fedglad.cli.sweep import STOPPED
 
 if TYPE_CHECKING:
@@ -31,6 +31,13 @@ def tune(
     trials: Annotated[
         int | None, typer.Option(min=1, help="How many to try; by default the whole grid.")
     ] = None,
+    metric: Annotated[
+        str,
+        typer.Option(
+            help="The score: train_loss, or an accuracy such as last10_averaged_accuracy.",
+            autocompletion=among("fedglad.runs.tuning:METRICS"),
+        ),
+    ] = "train_loss",
     jobs: Jobs = None,
     out: Annotated[Path, typer.Option(help="The folder of the runs' folders.")] = Path("runs/tune"),
     trust_code: TrustCode = False,
@@ -49,12 +56,13 @@ def tune(
         search = tuning.combinations(
             source, grids, settings, out, share=share, trust_code=trust_code
         )
+        tuning.check_metric(search, metric)
         chosen = search.first(trials)
         for task in chosen:
             fetch_for(task.config)
-        show = ShowSweep(chosen, quiet=as_json, result=training_loss)
+        show = ShowSweep(chosen, quiet=as_json, result=lambda run: scored(run, metric))
         ends = follow(tuning.tune(search, trials=trials, jobs=cores(jobs)), show)
-        result = tuning.result(search, ends)
+        result = tuning.result(search, ends, metric=metric)
     if as_json:
         print_json(result.to_dict())
     else:
@@ -71,12 +79,13 @@ def tune(
         raise typer.Exit(1)
 
 
-def training_loss(run: "Run") -> str:
+def scored(run: "Run", metric: str) -> str:
     """What a trial came to."""
-    from fedglad.runs.tuning import score
+    from fedglad.runs.tuning import METRIC, score_of
 
-    value, reason = score(run.rounds())
-    return f"diverged: {reason}" if reason else f"training loss {value:.4f}"
+    value, reason = score_of(run, metric)
+    name = "training loss" if metric == METRIC else metric
+    return f"diverged: {reason}" if reason else f"{name} {value:.4f}"
 
 
 def show_tuning(tuning: "Tuning") -> None:
@@ -93,8 +102,9 @@ def show_tuning(tuning: "Tuning") -> None:
         values = (escape(shown(trial.settings[key])) for key in keys)
         made.add_row(figure, *values, escape(str(trial.folder)))
     print_wide(made)
+    what = "the mean training loss" if tuning.metric == "train_loss" else tuning.metric
     say(
-        f"\nThe score is the mean training loss over the first {tuning.rounds} of "
+        f"\nThe score is {what} over the first {tuning.rounds} of "
         f"{tuning.full_rounds} rounds. The runs are shortened to these: no result of theirs stands "
         "for a whole run."
     )

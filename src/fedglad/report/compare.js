@@ -2,7 +2,7 @@
 (() => {
   "use strict";
   const report = window.fedgladReport;
-  const { $, missing, plural, el, colour, stroke, tip } = report;
+  const { $, has, missing, plural, el, colour, stroke, tip } = report;
   const { METRICS, state } = report;
   const { show, within, vertical, dot, axis, titled, roundAxis, below, zooms, line } = report;
 
@@ -60,7 +60,7 @@
     option.grid = { left, right, top: 38, bottom: below(box.rounds.length), outerBoundsMode: "none" };
     box.grid = option.grid;
     option.xAxis = roundAxis(box.rounds);
-    const unit = state.metric === "accuracy" ? ", %" : "";
+    const unit = ["accuracy", "averaged"].includes(state.metric) ? ", %" : "";
     option.yAxis = axis({ scale: true, ...titled(METRICS[state.metric][0] + unit, left) });
     for (const { index, label, points } of shown) {
       const { name, type } = look(index);
@@ -76,6 +76,7 @@
     const several = runs.length > 1;
     $("compare-section").hidden = !several;
     if (!several) return;
+    $("metric").querySelector("[value=averaged]").parentElement.hidden = !runs.some((of) => has(of.averaged));
     const some = groups.some((group) => band(group).length);
     show("compare", some ? "" : `No run recorded ${METRICS[state.metric][0].toLowerCase()}.`, compareOption);
     const rows = groups.map((group, index) => {

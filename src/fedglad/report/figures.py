@@ -22,7 +22,7 @@ from fedglad.records import FLAGS
 from fedglad.report import ReportError, RunFigures
 from fedglad.report.clients import columns, listed, mask, rows
 from fedglad.report.groups import group, in_words
-from fedglad.report.headline import disagreement, headline, verdict
+from fedglad.report.headline import average, disagreement, headline, verdict
 from fedglad.report.numbers import short
 from fedglad.runs.line import by_design, number, text
 from fedglad.runs.reader import RunView
@@ -64,6 +64,7 @@ def payload(
         "live": {"seconds": POLL} if live else None,
         "headline": headline(grouped, runs),
         "verdict": verdict(runs),
+        "average": average(grouped, runs),
         "notes": [*_notes(runs), *(f"{text(note, 400)}." for note in grouped.notes)],
         "groups": [
             {
@@ -107,7 +108,9 @@ def run(view: RunView, *, share: int = 1) -> RunFigures:
         "status": [record["status"] for record in rounds],
         "reason": [record["reason"] for record in rounds],
         "accuracy": _column(rounds, "test_accuracy", unit=100),
+        "averaged": _averaged(rounds, "averaged_accuracy", unit=100),
         "test_loss": _column(rounds, "test_loss"),
+        "averaged_loss": _averaged(rounds, "averaged_loss"),
         "train_loss": _column(rounds, "train_loss"),
         "gsi": _column(rounds, "gsi_all"),
         "gsi_unfiltered": _unfiltered(rounds),
@@ -281,6 +284,14 @@ def seconds(view: RunView) -> float:
 
 def _column(rounds: Sequence[Record], key: str, unit: float = 1) -> list[float | int | None]:
     return [None if record[key] is None else short(unit * record[key]) for record in rounds]
+
+
+def _averaged(
+    rounds: Sequence[Record], key: str, unit: float = 1
+) -> list[float | int | None] | None:
+    """Of the average of the models so far; None where none was tested."""
+    known = [{key: record.get(key)} for record in rounds]
+    return _column(known, key, unit) if any(one[key] is not None for one in known) else None
 
 
 def _unfiltered(rounds: Sequence[Record]) -> list[float | int | None] | None:

@@ -1,9 +1,10 @@
 """The result in a few figures, the paired gain, and the verdict on the health of training."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from fedglad.analysis.curves import series
 from fedglad.analysis.statistics import LAST, interval, last_mean, spread
@@ -34,10 +35,15 @@ class Accuracy:
     tests: int = 0
 
 
-def result(view: RunView) -> Accuracy:
-    """From the rounds; where a finished run lacks some, from its summary."""
-    summed = _summed(view)
-    return summed if summed.last10 is not None and not view.complete else _recorded(view)
+def result(view: RunView, *, averaged: bool = False) -> Accuracy:
+    """From the rounds; where a finished run lacks some, from its summary.
+
+    `averaged`: of the average of its models.
+    """
+    summed = _summed(view, averaged=averaged)
+    if summed.last10 is not None and not view.complete:
+        return summed
+    return _recorded(view, averaged=averaged)
 
 
 def disagreement(view: RunView) -> str | None:
@@ -57,9 +63,40 @@ def headline(grouped: Grouped, runs: Sequence[RunFigures]) -> list[dict[str, str
     groups = grouped.groups
     for k in groups.order:
         tiles.append(_accuracy(grouped, k, runs))
+        tiles += _averaged(grouped, k)
         if k != groups.base and not groups.unpaired(k, same_length=True):
             tiles += _gain(grouped, k)
     return [*tiles, _distrusted(runs), *_clients(runs), _rejected(runs), _time(runs)]
+
+
+def average(grouped: Grouped, runs: Sequence[RunFigures]) -> str | None:
+    """What the averaged model is, in one sentence; None if no run tested one."""
+    pairs = zip(grouped.views, runs, strict=True)
+    kinds = [view.config.get("average") for view, run in pairs if run["averaged"]]
+    if not kinds:
+        return None
+    same = all(kind == kinds[0] for kind in kinds)
+    what = _in_words(kinds[0]) if same else "an average of the models that a run’s server has had"
+    return f"Averaged: {what}. It is what you may deploy; clients train on the newest model."
+
+
+def _in_words(section: Any) -> str:
+    """
+    >>> _in_words({"name": "window", "size": 5})
+    'the mean of the last 5 models that the server has had'
+    """
+    settings: Mapping[str, Any] = section if isinstance(section, Mapping) else {}
+    models = "models that the server has had"
+    beta, size = number(settings.get("beta"), 0.0, 0.999999), number(settings.get("size"), 1.0)
+    match settings.get("name"):
+        case "ema" if beta is not None:
+            return f"a running mean of the {models}, the last {1 / (1 - beta):.0f} or so count most"
+        case "window" if size is not None:
+            return f"the mean of the last {size:.0f} {models}"
+        case "poly":
+            return f"a mean of all {models}, in which later ones count more"
+        case _:
+            return f"an average of the {models}"
 
 
 def verdict(runs: Sequence[RunFigures]) -> str:
@@ -138,15 +175,18 @@ def span(seconds: float) -> str:
     return f"{whole:,} d {rest} h"
 
 
-def _summed(view: RunView) -> Accuracy:
-    summary = view.summary or {}
-    last10, final = (number(summary.get(f"{x}_accuracy"), 0.0, 1.0) for x in ("last10", "final"))
+def _summed(view: RunView, *, averaged: bool = False) -> Accuracy:
+    summary, which = view.summary or {}, "averaged_" if averaged else ""
+    last10, final = (
+        number(summary.get(f"{x}_{which}accuracy"), 0.0, 1.0) for x in ("last10", "final")
+    )
     every = int(number(view.config.get("eval_every"), 1.0) or 1)
     return Accuracy(last10, final, min(LAST, math.ceil((view.planned or LAST) / every)))
 
 
-def _recorded(view: RunView) -> Accuracy:
-    tested = list(series(view.rounds, "test_accuracy").values())
+def _recorded(view: RunView, *, averaged: bool = False) -> Accuracy:
+    key = "averaged_accuracy" if averaged else "test_accuracy"
+    tested = list(series(view.rounds, key).values())
     if not tested:
         return Accuracy(None, None)
     return Accuracy(last_mean(tested), tested[-1], min(LAST, len(tested)))
@@ -159,13 +199,10 @@ def _accuracy(grouped: Grouped, k: int, runs: Sequence[RunFigures]) -> dict[str,
     members = groups.parts[k].values()
     views = [grouped.views[member] for member in members]
     results = [result(view) for view in views]
-    last10 = [100 * one.last10 for one in results if one.last10 is not None]
     details = [f"{len(views)} seeds"] if len(views) > 1 else []
     details += _progress(views)
-    if last10:
+    if value := _mean(results):
         final = [100 * one.final for one in results if one.final is not None]
-        std = spread(last10)
-        value = f"{fmean(last10):.1f}{'' if std is None else f' ± {std:.1f}'} %"
         details = [f"final {fmean(final):.1f} %", *details] if final else details
         tests = max(one.tests for one in results)
         unit = "round" if tests == LAST and all(map(_every_round, views)) else "test"
@@ -177,6 +214,35 @@ def _accuracy(grouped: Grouped, k: int, runs: Sequence[RunFigures]) -> dict[str,
         value = f"{fmean(last_mean(losses) for losses in all_losses):.4g}"
         return _tile(f"Training loss, {few}{of}", value, details)
     return _tile(f"Accuracy{of}", "–", ["nothing was measured", *details])
+
+
+def _averaged(grouped: Grouped, k: int) -> list[dict[str, str]]:
+    """The average of a group's models, and how much better it is; no tile without one."""
+    groups = grouped.groups
+    views = [grouped.views[member] for member in groups.parts[k].values()]
+    results = [result(view, averaged=True) for view in views]
+    if not (value := _mean(results)):
+        return []
+    pairs = [(one.last10, result(view).last10) for one, view in zip(results, views, strict=True)]
+    gains = [mine - newest for mine, newest in pairs if mine is not None and newest is not None]
+    final = [100 * one.final for one in results if one.final is not None]
+    details = [f"final {fmean(final):.1f} %"] if final else []
+    tone = "plain"
+    if gains:
+        details.append(f"{_points(fmean(gains))} points over the newest model")
+    if bounds := interval(gains):
+        low, high = bounds
+        tone = "good" if low > 0 else "bad" if high < 0 else "plain"
+        details.append(f"95 % interval {_points(low)} to {_points(high)}")
+    of = "" if len(groups.parts) == 1 else f": {groups.labels[k]}"
+    return [_tile(f"Averaged model{of}", value, details, tone)]
+
+
+def _mean(results: Sequence[Accuracy]) -> str:
+    """The mean of the results ± their deviation; empty if nothing was tested."""
+    last10 = [100 * one.last10 for one in results if one.last10 is not None]
+    std = spread(last10)
+    return f"{fmean(last10):.1f}{'' if std is None else f' ± {std:.1f}'} %" if last10 else ""
 
 
 def _every_round(view: RunView) -> bool:

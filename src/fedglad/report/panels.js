@@ -2,7 +2,7 @@
 (() => {
   "use strict";
   const report = window.fedgladReport;
-  const { $, NOTHING, doubt, el, factor, flag, missing, named, number, percent, plural, table } = report;
+  const { $, NOTHING, doubt, el, factor, flag, has, missing, named, number, percent, plural, table } = report;
   const { FLAGS, run, place, kind, flagsOf } = report;
   const { figures } = report;
 
@@ -65,12 +65,15 @@
   function drawTable() {
     if (!$("table").open) return;
     const of = run();
-    const heads = ["Round", "Verdict", "Accuracy", "Test loss", "Training loss", "GSI", "Usual GSI", "Mean factor"];
+    const averaged = has(of.averaged);
+    const shares = ["Accuracy", ...(averaged ? ["Averaged"] : [])];
+    const heads = ["Round", "Verdict", ...shares, "Test loss", "Training loss", "GSI", "Usual GSI", "Mean factor"];
     const rows = of.rounds.map((round, i) => {
       const numbers = [of.test_loss[i], of.train_loss[i], of.gsi[i], of.usual[i]].map(number);
       const counts = [of.sizes[i], of.rejections[i]].map(String);
       const verdict = el("td", { class: "text" }, flag(kind(of, i)));
-      return [String(round), verdict, percent(of.accuracy[i]), ...numbers, factor(of.factor?.mean[i]), ...counts];
+      const parts = [of.accuracy[i], ...(averaged ? [of.averaged[i]] : [])].map(percent);
+      return [String(round), verdict, ...parts, ...numbers, factor(of.factor?.mean[i]), ...counts];
     });
     $("table").querySelector(".scroll").replaceChildren(table([...heads, "Clients", "Rejected"], rows, [1]));
     markRow();
@@ -88,11 +91,13 @@
   }
 
   function showWords() {
-    const { title, verdict, headline, notes } = report.payload;
+    const { title, verdict, headline, notes, average } = report.payload;
     document.title = title;
     $("title").textContent = title;
     $("verdict").textContent = verdict;
     $("tiles").replaceChildren(...headline.map(tile));
+    $("average").textContent = average ?? "";
+    $("average").hidden = !average;
     $("notes").replaceChildren(el("ul", {}, ...notes.map((note) => el("li", {}, note))));
     $("notes").hidden = !notes.length;
   }

@@ -8,8 +8,9 @@
 
   function lanes(of) {
     const dashed = { lineStyle: { color: colour("faint"), width: 1.5, type: [5, 4] }, z: 2 };
+    const calm = { lineStyle: { color: colour("accent"), type: [2, 3], opacity: 0.85 } };
     const all = [
-      { name: "Accuracy, %", share: 3, lines: [["accuracy", of.accuracy, {}]] },
+      { name: "Accuracy, %", share: 3, lines: [["accuracy", of.accuracy, {}], ["averaged", of.averaged, calm]] },
       { name: "Loss", share: 2, lines: [["test loss", of.test_loss, {}], ["training loss", of.train_loss, dashed]] },
       { name: "GSI", share: 3, lines: [["GSI", of.gsi, {}], ["usual GSI", of.usual, dashed]] },
     ];
@@ -83,7 +84,8 @@
     const hints = el("span", { class: "hint" }, left, " ", right, " move the round, ", escape, " lets go", zoom);
     const full = sample("accent", "", "accuracy, test loss, GSI");
     const dashed = sample("faint", "5 4", "training loss, usual GSI");
-    $("keys").replaceChildren(...(why ? [] : [full, dashed, hints]));
+    const averaged = has(of.averaged) ? [sample("accent", "2 3", "accuracy of the averaged model")] : [];
+    $("keys").replaceChildren(...(why ? [] : [full, ...averaged, dashed, hints]));
   }
 
   function roundsCursor(chart, i) {
@@ -94,11 +96,11 @@
     const last = parts.at(-1);
     const shapes = [vertical(x, parts[0].top, last.top + last.height)];
     parts.forEach((lane, at) => {
-      for (const [, values, more] of lane.lines) {
+      for (const [order, [, values, more]] of lane.lines.entries()) {
         if (values[i] === null) continue;
         const y = chart.convertToPixel({ yAxisIndex: at }, values[i]);
-        const behind = more.z === 2;
-        if (behind || lane.share <= 2 || !flagged(of, i)) shapes.push(dot(x, y, behind ? "faint" : "accent"));
+        const marked = order === 0 && lane.share > 2 && flagged(of, i);
+        if (!marked) shapes.push(dot(x, y, more.z === 2 ? "faint" : "accent"));
       }
     });
     return shapes;
@@ -108,7 +110,9 @@
     const usual = of.usual[i];
     const rows = [
       ["Accuracy", percent(of.accuracy[i])],
+      ["Accuracy, averaged", percent(of.averaged?.[i])],
       ["Test loss", number(of.test_loss[i])],
+      ["Test loss, averaged", number(of.averaged_loss?.[i])],
       ["Training loss", number(of.train_loss[i])],
       ["GSI", number(of.gsi[i]), usual === null ? "" : `usual ${number(usual)}`],
       ["GSI before the filter", number(of.gsi_unfiltered?.[i])],

@@ -25,6 +25,7 @@
   };
   const METRICS = {
     accuracy: ["Accuracy", (of) => of.accuracy, percent],
+    averaged: ["Averaged accuracy", (of) => of.averaged, percent], // offered if a run has it
     test_loss: ["Test loss", (of) => of.test_loss, number],
     train_loss: ["Training loss", (of) => of.train_loss, number],
     gsi: ["GSI", (of) => of.gsi, number],

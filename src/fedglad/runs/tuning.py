@@ -17,9 +17,14 @@ from fedglad.config.keys import SEEDS, label, shown
 from fedglad.config.schema import ConfigError
 from fedglad.rng import stream
 from fedglad.runs.folder import Run, make_folder
+from fedglad.runs.line import number
 from fedglad.runs.sweeping import Event, Task, first_rounds, parse_grids, sweep, tasks
 
 SHARE = 0.2
+METRIC = "train_loss"
+"""What the paper chooses by."""
+AVERAGED = ("last10_averaged_accuracy", "final_averaged_accuracy")
+METRICS = (METRIC, "last10_accuracy", "final_accuracy", *AVERAGED)
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ class Tuning:
     trials: list[Trial]
     best: Trial | None
     notes: list[str]
+    metric: str = METRIC
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON types."""
@@ -127,15 +133,41 @@ def tune(search: Search, *, trials: int | None = None, jobs: int = 1) -> Generat
     return sweep(search.first(trials), jobs=jobs)
 
 
-def result(search: Search, ends: Sequence[Event] = ()) -> Tuning:
-    """The scores of all combinations that are finished, and which failed of the runs that ended."""
-    trials = [_finished(task) for task in search.tasks if task.finished]
+def result(search: Search, ends: Sequence[Event] = (), *, metric: str = METRIC) -> Tuning:
+    """The scores of all combinations that are finished, and which failed of the runs that ended.
+
+    The score is one of METRICS; of an accuracy the largest is the best.
+    """
+    check_metric(search, metric)
+    trials = [_finished(task, metric) for task in search.tasks if task.finished]
     trials += [_trial(end.task, None, end.reason) for end in ends if end.what == "failed"]
-    places = ["scored", "diverged", "failed"]
-    trials.sort(key=lambda trial: (places.index(trial.status), trial.score or 0.0))
+    places, sign = ["scored", "diverged", "failed"], -1 if metric.endswith("accuracy") else 1
+    trials.sort(key=lambda trial: (places.index(trial.status), sign * (trial.score or 0.0)))
     best = trials[0] if trials and trials[0].status == "scored" else None
     notes = [*_as_good(best, trials), *_at_an_edge(best, search.grid)] if best else []
-    return Tuning(search.rounds, search.full_rounds, dict(search.grid), trials, best, notes)
+    if metric.endswith("accuracy"):
+        notes.append("chosen by the test set: it can no longer tell how good the choice is")
+    return Tuning(search.rounds, search.full_rounds, dict(search.grid), trials, best, notes, metric)
+
+
+def check_metric(search: Search, metric: str) -> None:
+    """Raises if the trials will not have this score."""
+    if metric not in METRICS:
+        raise ConfigError(f"--metric {metric!r} is no score: choose from {', '.join(METRICS)}")
+    for task in search.tasks if metric in AVERAGED else ():
+        if not getattr(task.config.sections["average"], "test", False):
+            raise ConfigError(
+                f"--metric {metric!r} needs an average that is tested: --set average.name=ema"
+            )
+
+
+def score_of(run: Run, metric: str = METRIC) -> tuple[float, str]:
+    """A finished run's score; infinite, and why, for one that diverged."""
+    value, reason = score(run.rounds())
+    if metric == METRIC or reason:
+        return value, reason
+    known = number((run.summary or {}).get(metric))
+    return (math.inf, f"its {metric} was not measured") if known is None else (known, "")
 
 
 def score(rounds: Sequence[Mapping[str, Any]]) -> tuple[float, str]:
@@ -151,12 +183,12 @@ def score(rounds: Sequence[Mapping[str, Any]]) -> tuple[float, str]:
     return fmean(losses), ""
 
 
-def _finished(task: Task) -> Trial:
+def _finished(task: Task, metric: str) -> Trial:
     records, wanted = Run(task.folder).rounds(), task.config.rounds
     if len(records) < wanted:
         damage = f"rounds.jsonl is damaged: {len(records)} of {wanted} rounds can be read"
         return _trial(task, None, f"{damage}. Remove the folder and tune again")
-    return _trial(task, *score(records))
+    return _trial(task, *score_of(Run(task.folder), metric))
 
 
 def _trial(task: Task, score: float | None, reason: str) -> Trial:

@@ -23,17 +23,23 @@ def write(comparison: Comparison, path: Path) -> None:
 
 def draw(comparison: Comparison) -> Any:
     """The figure; without GSI where it is 1 throughout: one client, as if centralised, agrees."""
-    groups = [(one.label, one.curves) for one in comparison.groups if one.curves]
+    groups = [(one, one.curves) for one in comparison.groups if one.curves]
     if not groups:
         raise ReportError("there are no rounds to plot: the runs have only a summary")
-    same = all(gsi == 1 for _, curves in groups for gsi in curves["gsi"].mean)
+    same = all(gsi == 1 for _, curves in groups if "gsi" in curves for gsi in curves["gsi"].mean)
     panels = ["accuracy"] if same else list(PANELS)
     figure = style.new_figure(HEIGHT * len(panels), WIDTH)
     column = list(figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0])
     for axes, panel in zip(column, panels, strict=True):
         title, unit = PANELS[panel]
-        for place, (label, curves) in enumerate(groups):
-            style.mean_line(axes, curves[panel], unit=unit, label=label, **style.look(place))
+        place = -1
+        for group, curves in groups:
+            place += group.averaged_of is None
+            look = style.look(place)
+            if group.averaged_of is not None:  # in the colour of the row above it
+                look["linestyle"] = style.AVERAGED
+            if panel in curves:
+                style.mean_line(axes, curves[panel], unit=unit, label=group.label, **look)
         axes.grid(True)
         axes.margins(x=0.01)
         axes.set_ylabel(title)

@@ -21,7 +21,11 @@ LABEL = 58  # characters of a line of the legend
 MOST = 14  # configurations in the legend
 MANY = 150  # rounds; the lines of more are thinner
 FAINT: dict[str, Any] = {"linewidth": 0.7, "linestyle": "-", "dashes": (2, 1.5)}
-PANELS = {"accuracy": ["accuracy"], "loss": ["test_loss", "train_loss"], "gsi": ["gsi", "usual"]}
+PANELS = {
+    "accuracy": ["accuracy", "averaged"],
+    "loss": ["test_loss", "train_loss"],
+    "gsi": ["gsi", "usual"],
+}
 """The lines of each panel, from above; the second is faint."""
 
 
@@ -125,7 +129,9 @@ def _legend(figure: Any, payload: dict[str, Any], panels: Sequence[str], flags: 
     usual = "gsi" in panels and any(has(run.get("usual")) for run in payload["runs"])
     if "loss" in panels:
         meanings["test loss, GSI" if usual else "test loss"] = Line2D([], [], color="0.3")
-    if second := ["training loss"] * ("loss" in panels) + ["usual GSI"] * usual:
+    averaged = any(has(run.get("averaged")) for run in payload["runs"])
+    second = ["averaged accuracy"] * averaged + ["training loss"] * ("loss" in panels)
+    if second := second + ["usual GSI"] * usual:
         meanings[", ".join(second)] = Line2D([], [], **faint)
     for flag, (marker, colour) in MARKS.items():
         if flag in flags:

@@ -22,6 +22,7 @@ SCREEN_DPI, SCREEN_POINTS = 150, 10  # of a picture that is looked at by itself
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Okabe and Ito's, which the colour-blind tell apart; without yellow, too faint on white."""
 STYLES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))
+AVERAGED = (0, (2.5, 1, 0.8, 1))  # of a line that is the average of another one's models
 MARKS = {"one-sided": ("v", "#CC3311"), "outlier": ("^", "#332288")}
 BAND = 0.18  # opacity of mean ± std
 

@@ -69,6 +69,8 @@ def scalars(
     values: dict[str, float | None] = {
         "test/accuracy": record["test_accuracy"],
         "test/loss": record["test_loss"],
+        "averaged/accuracy": record.get("averaged_accuracy"),
+        "averaged/loss": record.get("averaged_loss"),
         "train/loss": record["train_loss"],
         "gsi/all": record["gsi_all"],
         "gsi/unfiltered": record["gsi_unfiltered"],

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -19,6 +19,7 @@ import numpy as np
 
 from fedglad.analysis.curves import Series
 from fedglad.analysis.statistics import spread
+from fedglad.averages import NoAverage
 from fedglad.config.keys import flat
 from fedglad.config.presets import shortened
 from fedglad.config.schema import FORMAT, Config, ConfigError, load
@@ -31,6 +32,9 @@ from fedglad.studies.paper.cells import PaperError
 DIGITS = 6  # of GSI and factors: a deep model has hundreds in a round
 IGNORED = ("rounds", "seed", "checkpoint_every")
 """Keys that tell the repetitions of a cell apart, or change nothing in a round."""
+
+AVERAGED = ("last10_averaged_accuracy", "final_averaged_accuracy")
+"""What summary.json has beside the others if a run kept an average of its models."""
 
 Columns = Mapping[str, Any]
 """What is kept of the rounds, one list a name; `groups` has lists of its own by group."""
@@ -74,6 +78,11 @@ class FinishedRun:
     def last10(self) -> float:
         """The paper's figure: the mean accuracy over the last 10 rounds that were tested."""
         return 100 * self.summary["last10_accuracy"]
+
+    def last10_averaged(self) -> float | None:
+        """The same of the average of its models, where one was kept and tested."""
+        value = self.summary.get("last10_averaged_accuracy")
+        return None if value is None else 100 * value
 
     def norm_ratio(self) -> float:
         """std/mean of the updates' squared norms, averaged over the rounds."""
@@ -129,6 +138,7 @@ class FinishedRun:
             "hash": self.config.hash(),
             **({"shortened": short} if short else {}),
             "last10_accuracy": self.summary["last10_accuracy"],
+            **{name: self.summary[name] for name in AVERAGED if name in self.summary},
             "skipped": self.summary.get("skipped", 0),
             **{key: self.summary.get(key) for key in ("seconds", "versions", "machine")},
             "rounds": self.columns,
@@ -146,6 +156,8 @@ def key(config: Config) -> str:
 def columns(rounds: Sequence[Mapping[str, Any]]) -> Columns:
     """The rounds of a run by name; of the clients only who they were."""
     simple = ("test_accuracy", "test_loss", "train_loss", "label_similarity")
+    averaged = ("averaged_accuracy", "averaged_loss")
+    simple += averaged if any(averaged[0] in r for r in rounds) else ()
     names = dict.fromkeys(name for r in rounds for name in r["groups"])
     return {
         **{name: [r.get(name) for r in rounds] for name in simple},
@@ -170,13 +182,15 @@ class Library:
         self.notes: list[str] = []
         self.broken: list[str] = []
         self._runs: dict[str, dict[tuple[int, int], FinishedRun]] = {}
+        self._with_average: dict[str, dict[tuple[int, int], FinishedRun]] = {}
         for folder in folders:
             for path in sorted(folder.glob("*")) if folder.is_dir() else []:
                 self._add(path)
 
     def find(self, config: Config) -> dict[tuple[int, int], FinishedRun]:
         """Every repetition of the configuration, by (rounds, seed)."""
-        return self._runs.get(key(config), {})
+        same = key(config)
+        return {**self._runs.get(same, {}), **self._with_average.get(same, {})}
 
     def has(self, config: Config) -> bool:
         """Whether this very run is there."""
@@ -199,8 +213,13 @@ class Library:
             self.notes.append(
                 f"{path} was made by format {written} of fedglad: today's random draws are others"
             )
-        place = self._runs.setdefault(key(result.config), {})
-        place.setdefault((result.config.rounds, result.config.seed), result)
+        number = result.config.rounds, result.config.seed
+        self._runs.setdefault(key(result.config), {}).setdefault(number, result)
+        if not isinstance(result.config.sections["average"], NoAverage):
+            # Its rounds are those of the run without an average, and it shows more.
+            plain = {**result.config.sections, "average": NoAverage()}
+            without = key(replace(result.config, sections=plain))
+            self._with_average.setdefault(without, {}).setdefault(number, result)
 
 
 def read(path: Path) -> FinishedRun | None:

@@ -147,8 +147,28 @@ def _accuracy(cells: Sequence[CellRuns]) -> Read:
     for one in cells:
         steady = stability([run.accuracy for run in one.runs.values()])
         numbers = {"spread": steady and steady.std, "worst": steady and steady.worst}
-        rows.append(_row(one, cells, FinishedRun.last10) | numbers)
-    return rows, [*_HEAD, _MEAN, _PUBLISHED, *_DIFFERENCE, *_STABILITY]
+        rows.append(_row(one, cells, FinishedRun.last10) | numbers | _averaged(one))
+    averaged = _AVERAGED if any(row["averaged"] is not None for row in rows) else []
+    return rows, [*_HEAD, _MEAN, _PUBLISHED, *_DIFFERENCE, *_STABILITY, *averaged]
+
+
+def _averaged(one: CellRuns) -> Row:
+    """The average of the models of the runs that kept one, and its difference to the newest.
+
+    Runs that kept different averages are not put together.
+    """
+    values = _values(one, FinishedRun.last10_averaged)
+    kinds = [one.runs[seed].config.to_dict()["average"] for seed in values]
+    values = values if all(kind == kinds[0] for kind in kinds) else {}
+    gains = [value - one.runs[seed].last10() for seed, value in values.items()]
+    bounds = interval(gains)
+    return {
+        "averaged_seeds": values,
+        "averaged": fmean(values.values()) if values else None,
+        "averaged_std": spread([*values.values()]),
+        "averaged_difference": fmean(gains) if gains else None,
+        "averaged_interval": list(bounds) if bounds else None,
+    }
 
 
 def _seeds(cells: Sequence[CellRuns]) -> Read:
@@ -281,3 +301,8 @@ _DIFFERENCE = [
     _column("published difference", "published_difference", "{:+.2f}"),
 ]
 _STABILITY = [_column("std, 2nd half", "spread"), _column("worst, 2nd half %", "worst")]
+_AVERAGED = [
+    _column("averaged %", "averaged", std="averaged_std"),
+    _column("averaged − newest", "averaged_difference", "{:+.2f}"),
+    _column("its 95 % interval", "averaged_interval", "{:+.2f}"),
+]
