@@ -97,11 +97,9 @@ def _show_controls(comparison: Comparison, unit: str) -> None:
     if pairs:
         say(f"\nRule − control, at the rule's own mean factor{unit}:")
     for group, difference in pairs:
-        mean, interval = _cells(difference, comparison)
-        text = f"  {escape(group.label)}   {mean} {interval}".removesuffix(" -")
-        seeds = escape(_by_seed(difference, comparison))
         constant = ", ".join(f"{factor:.4f}" for factor in factors[group.label])
-        console.print(f"{text}   by seed {seeds}   (factors {constant})", soft_wrap=True)
+        text = _pair(group.label, difference, comparison)
+        console.print(f"{text}   (factors {constant})", soft_wrap=True)
 
 
 def _show_averages(comparison: Comparison, unit: str) -> None:
@@ -109,10 +107,14 @@ def _show_averages(comparison: Comparison, unit: str) -> None:
     if pairs:
         say(f"\nAverage of the models − newest model, of the same runs{unit}:")
     for group, difference in pairs:
-        mean, interval = _cells(difference, comparison)
-        text = f"  {escape(group.averaged_of or '')}   {mean} {interval}".removesuffix(" -")
-        seeds = escape(_by_seed(difference, comparison))
-        console.print(f"{text}   by seed {seeds}", soft_wrap=True)
+        console.print(_pair(group.averaged_of or "", difference, comparison), soft_wrap=True)
+
+
+def _pair(label: str, difference: Difference, comparison: Comparison) -> str:
+    """A paired difference in one line: its mean, its interval, and that of every seed."""
+    mean, interval = _cells(difference, comparison)
+    text = f"  {escape(label)}   {mean} {interval}".removesuffix(" -")
+    return f"{text}   by seed {escape(_by_seed(difference, comparison))}"
 
 
 def _show_stability(comparison: Comparison) -> None:
