@@ -42,26 +42,38 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
 def students_t(df: int, level: float = 0.95) -> float:
     """The t with P(|T| ≤ t) = level for `df` degrees of freedom, by bisection.
 
-    With θ = atan(t/√df), P is a finite sum of powers of cos θ (Abramowitz and Stegun 26.7.3-4).
-
     >>> round(students_t(2), 3)
     4.303
     """
-
-    def within(theta: float) -> float:
-        odd = df % 2
-        term, total = (math.cos(theta) if odd else 1.0), 0.0
-        for k in range(1 + odd, df, 2):
-            total += term
-            term *= math.cos(theta) ** 2 * k / (k + 1)
-        total *= math.sin(theta)
-        return 2 / math.pi * (theta + total) if odd else total
-
     low, high = 0.0, math.pi / 2
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if within(middle) < level else (low, middle)
+        low, high = (middle, high) if _within(middle, df) < level else (low, middle)
     return math.sqrt(df) * math.tan(low)
+
+
+def paired_p(differences: Sequence[float]) -> float | None:
+    """The two-sided p of Student's test that their mean is 0; None below three, or if all equal.
+
+    >>> round(paired_p([0.0, 1.0, 2.0]), 4)  # t = 1/(1/√3) = 1.732 with 2 degrees of freedom
+    0.2254
+    """
+    if len(differences) < 3 or not (deviation := stdev(differences)):
+        return None
+    t = fmean(differences) / (deviation / math.sqrt(len(differences)))
+    df = len(differences) - 1
+    return 1 - _within(math.atan(abs(t) / math.sqrt(df)), df)
+
+
+def _within(theta: float, df: int) -> float:
+    """P(|T| ≤ √df · tan θ), a finite sum of powers of cos θ (Abramowitz and Stegun 26.7.3-4)."""
+    odd = df % 2
+    term, total = (math.cos(theta) if odd else 1.0), 0.0
+    for k in range(1 + odd, df, 2):
+        total += term
+        term *= math.cos(theta) ** 2 * k / (k + 1)
+    total *= math.sin(theta)
+    return 2 / math.pi * (theta + total) if odd else total
 
 
 def stability(accuracies: Sequence[Sequence[float]]) -> Stability | None:

@@ -38,6 +38,14 @@ Name = Annotated[
     ),
 ]
 Results = Annotated[Path, typer.Option("--results", help="The folder of exported results.")]
+Format = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        help="terminal, markdown, csv, latex.",
+        autocompletion=among("fedglad.studies.paper.formats:SHOWN"),
+    ),
+]
 
 
 @app.command("list")
@@ -108,13 +116,13 @@ def run(
     with mistakes(stopped=STOPPED):
         library = _library(out, kept)
         todo = work.plan(
-            find(name), library, out, only=only or [], seeds=_seeds(seeds), rounds=rounds
+            find(name), library, out, only=only or [], seeds=seeds_of(seeds), rounds=rounds
         )
         if todo.there:
             say(f"{todo.there} runs are there already.")
         for reason, count in Counter(todo.absent.values()).items():
             say(f"{count} cells are left out: {reason}.")
-        ready = _fetched(todo.tasks)
+        ready = fetched(todo.tasks)
         make_folder(out)
         ends = follow(sweep(ready, jobs=cores(jobs)), ShowSweep(ready, quiet=False))
     failed = [event for event in ends if event.what not in DONE]
@@ -128,34 +136,21 @@ def run(
 @app.command()
 def table(
     name: Name,
-    form: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            help="terminal, markdown, csv, latex.",
-            autocompletion=among("fedglad.studies.paper.formats:SHOWN"),
-        ),
-    ] = "terminal",
+    form: Format = "terminal",
     out: RunsOut = RUNS,
     kept: Results = RESULTS,
     as_json: AsJson = False,
 ) -> None:
     """An experiment's table from what was run, with the published values beside it."""
-    from fedglad.studies.paper.cells import PaperError
     from fedglad.studies.paper.experiments import find
-    from fedglad.studies.paper.formats import FORMATS, SHOWN
     from fedglad.studies.paper.tables import table
 
     with mistakes():
-        if form not in SHOWN:
-            raise PaperError(f"unknown format {form!r}: choose from {', '.join(SHOWN)}")
         made = table(find(name), _library(out, kept))
     if as_json:
         print_json(made.to_dict())
-    elif form in FORMATS:
-        sys.stdout.write(FORMATS[form](made))
     else:
-        _show(made)
+        show_table(made, form)
 
 
 @app.command()
@@ -210,7 +205,7 @@ def _library(out: Path, kept: Path) -> Library:
     return library
 
 
-def _seeds(texts: list[str] | None) -> list[int]:
+def seeds_of(texts: list[str] | None) -> list[int]:
     from fedglad.studies.paper.cells import PaperError
 
     text = ",".join(texts or [])
@@ -220,7 +215,7 @@ def _seeds(texts: list[str] | None) -> list[int]:
         raise PaperError(f"--seeds {text!r}: write whole numbers, 1,2,3") from None
 
 
-def _fetched(tasks: list[Task]) -> list[Task]:
+def fetched(tasks: list[Task]) -> list[Task]:
     """The tasks whose data and weights are here now; why others cannot be run is reported once."""
     from fedglad.cli.fetching import fetch_for
     from fedglad.config.keys import label
@@ -246,7 +241,17 @@ def _fetched(tasks: list[Task]) -> list[Task]:
     return ready
 
 
-def _show(made: Table) -> None:
+def show_table(made: Table, form: str) -> None:
+    """A table in one of the formats."""
+    from fedglad.studies.paper.cells import PaperError
+    from fedglad.studies.paper.formats import FORMATS, SHOWN
+
+    with mistakes():
+        if form not in SHOWN:
+            raise PaperError(f"unknown format {form!r}: choose from {', '.join(SHOWN)}")
+    if form in FORMATS:
+        sys.stdout.write(FORMATS[form](made))
+        return
     say(made.title)
     grid = console.table()
     for column in made.columns:

@@ -178,9 +178,9 @@ def _seeds(cells: Sequence[CellRuns]) -> Read:
         row["published_seeds"] = dict(enumerate(by_seed, start=1))
     return rows, [
         *_HEAD,
-        _column("accuracy % by seed", "seeds"),
-        _column("published", "published_seeds"),
-        _column("difference by seed", "differences", "{:+.2f}"),
+        column("accuracy % by seed", "seeds"),
+        column("published", "published_seeds"),
+        column("difference by seed", "differences", "{:+.2f}"),
         *_DIFFERENCE,
     ]
 
@@ -189,13 +189,13 @@ def _gamma(cells: Sequence[CellRuns]) -> Read:
     rows, columns = _accuracy(cells)
     for one, row in zip(cells, rows, strict=True):
         row["gamma"] = None if one.cell.x is None else str(one.cell.x)
-    return rows, [*columns[:3], _column("std over seeds", "std"), *columns[3:]]
+    return rows, [*columns[:3], column("std over seeds", "std"), *columns[3:]]
 
 
 def _norm_ratio(cells: Sequence[CellRuns]) -> Read:
     rows = [_row(one, cells, FinishedRun.norm_ratio) for one in cells]
-    mean = _column("std/mean", "mean", "{:.3f}", std="std")
-    return rows, [*_HEAD, mean, _column("published", "published")]
+    mean = column("std/mean", "mean", "{:.3f}", std="std")
+    return rows, [*_HEAD, mean, column("published", "published")]
 
 
 def _similarity(cells: Sequence[CellRuns]) -> Read:
@@ -209,10 +209,10 @@ def _similarity(cells: Sequence[CellRuns]) -> Read:
         rows.append(row)
     return rows, [
         *_HEAD,
-        _column("rounds", "points", "{:d}"),
-        _column("Pearson's r", "mean", "{:.4f}", std="std"),
-        _column("95 % interval (first seed)", "interval", "{:+.2f}"),
-        _column("published", "published", "{:.4f}"),
+        column("rounds", "points", "{:d}"),
+        column("Pearson's r", "mean", "{:.4f}", std="std"),
+        column("95 % interval (first seed)", "interval", "{:+.2f}"),
+        column("published", "published", "{:.4f}"),
     ]
 
 
@@ -231,7 +231,7 @@ def _gsi_groups(cells: Sequence[CellRuns]) -> Read:
         "highest": "highest",
     }
     group = Column("group", lambda row: row["group"] or "-", left=True)
-    return rows, [_HEAD[0], group, *(_column(*pair, "{:.3f}") for pair in shown.items())]
+    return rows, [_HEAD[0], group, *(column(*pair, "{:.3f}") for pair in shown.items())]
 
 
 def _bad_round(cells: Sequence[CellRuns]) -> Read:
@@ -244,11 +244,11 @@ def _bad_round(cells: Sequence[CellRuns]) -> Read:
         row["drop"] = row["before"] - row["after"] if rounds else None
     return rows, [
         *columns[:2],
-        _column("before %", "before"),
-        _column("after the bad round %", "after"),
-        _column("drop", "drop"),
-        _column("its GSI", "gsi", "{:.3f}"),
-        _column("lowest other GSI", "lowest_other", "{:.3f}"),
+        column("before %", "before"),
+        column("after the bad round %", "after"),
+        column("drop", "drop"),
+        column("its GSI", "gsi", "{:.3f}"),
+        column("lowest other GSI", "lowest_other", "{:.3f}"),
         _MEAN,
         *_DIFFERENCE[:2],
         *_STABILITY,
@@ -269,7 +269,7 @@ _READINGS: dict[Reading, Callable[[Sequence[CellRuns]], Read]] = {
 # --------------------------------------------------------------------------------------- texts
 
 
-def _column(head: str, key: str, form: str = "{:.2f}", *, std: str | None = None) -> Column:
+def column(head: str, key: str, form: str = "{:.2f}", *, std: str | None = None) -> Column:
     """A number of the rows, ± another; both ends of an interval; or what each seed has."""
 
     def text(row: Row) -> str:
@@ -292,17 +292,17 @@ def _name(row: Row) -> str:
     return row["label"] + ours + (f": {state}" if state else "")
 
 
-_HEAD = [Column("", _name, left=True), _column("n", "n", "{:d}")]
-_MEAN = _column("last 10 rounds %", "mean", std="std")
-_PUBLISHED = _column("published %", "published", std="published_std")
+_HEAD = [Column("", _name, left=True), column("n", "n", "{:d}")]
+_MEAN = column("last 10 rounds %", "mean", std="std")
+_PUBLISHED = column("published %", "published", std="published_std")
 _DIFFERENCE = [
-    _column("difference", "difference", "{:+.2f}"),
-    _column("95 % interval", "interval", "{:+.2f}"),
-    _column("published difference", "published_difference", "{:+.2f}"),
+    column("difference", "difference", "{:+.2f}"),
+    column("95 % interval", "interval", "{:+.2f}"),
+    column("published difference", "published_difference", "{:+.2f}"),
 ]
-_STABILITY = [_column("std, 2nd half", "spread"), _column("worst, 2nd half %", "worst")]
+_STABILITY = [column("std, 2nd half", "spread"), column("worst, 2nd half %", "worst")]
 _AVERAGED = [
-    _column("averaged %", "averaged", std="averaged_std"),
-    _column("averaged − newest", "averaged_difference", "{:+.2f}"),
-    _column("its 95 % interval", "averaged_interval", "{:+.2f}"),
+    column("averaged %", "averaged", std="averaged_std"),
+    column("averaged − newest", "averaged_difference", "{:+.2f}"),
+    column("its 95 % interval", "averaged_interval", "{:+.2f}"),
 ]
