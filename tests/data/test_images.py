@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedglad.data.images import CIFAR10, MNIST
+from fedglad.data.images import CIFAR10, MNIST, FashionMNIST
 from fedglad.data.pixels import Pixels
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -103,8 +103,8 @@ def test_cutout_covers_what_it_should_in_the_mean():
     assert covered.min() == 64
 
 
-@pytest.mark.parametrize(("cls", "name"), [(MNIST, "mnist"), (CIFAR10, "cifar10")])
-def test_settings_are_those_of_every_partitioned_set(cls: type, name: str):
+@pytest.mark.parametrize("cls", [MNIST, FashionMNIST, CIFAR10])
+def test_settings_are_those_of_every_partitioned_set(cls: type):
     found = cls()
     assert (found.clients, found.partition, found.alpha, found.seed) == (100, "label-skew", 0.1, 0)
     with pytest.raises(ValueError, match="did you mean 'dirichlet'"):

