@@ -19,6 +19,7 @@ PLACES = {
     "fedglad.records": "what flows through a round",
     "fedglad.optimizers": "from the mean update to the next model",
     "fedglad.adapters": "rules that scale the server's step",
+    "fedglad.estimators": "from the cohort's mean to that of all clients",
     "fedglad.averages": "averages of the server's past models: what one deploys",
     "fedglad.filters": "what happens to updates before they are measured",
     "fedglad.weights": "how much an update counts",

@@ -23,7 +23,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LAYERS = """
 records rng
 core
-optimizers filters weights trust adapters averages
+optimizers filters weights trust adapters averages estimators
 server
 data
 samplers clients models

@@ -34,6 +34,7 @@ class Samples:
     keeps_updates: ClassVar[bool] = False  # needs the whole cohort at once
     needs_client: ClassVar[bool] = False  # remembers clients by their id
     normalises: ClassVar[bool] = True  # the weights are made to sum to 1
+    unbiased: ClassVar[bool] = True  # they do not prefer some updates for what they are
 
     def weigh(self, weight: float) -> float:
         """The weight known before the cohort is."""
@@ -84,6 +85,7 @@ class FedAdp(Samples):
 
     keeps_updates: ClassVar[bool] = True
     needs_client: ClassVar[bool] = True
+    unbiased: ClassVar[bool] = False
     alpha: Annotated[float, "how strongly angles count"] = 5.0
 
     def __post_init__(self) -> None:
@@ -125,6 +127,7 @@ class InverseDistance(Samples):
     """
 
     keeps_updates: ClassVar[bool] = True
+    unbiased: ClassVar[bool] = False
     eps: Annotated[float, "added to the distance"] = 1e-12
 
     def __post_init__(self) -> None:

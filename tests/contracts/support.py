@@ -11,10 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from fedglad import Record, Server, Update
+from fedglad.estimators import Estimator
+from fedglad.filters import MultiKrum
 from fedglad.server.server import REGISTRIES
+from fedglad.weights import FedAdp, InverseDistance
 
 Parts = dict[str, Any]
-"""Optimizer, adapter, filter, weighting and average by their role: arguments of Server."""
+"""Optimizer, adapter, filter, weighting, estimator and average by role: arguments of Server."""
 
 ROWS = [(role, name) for role, registry in REGISTRIES.items() for name in registry]
 
@@ -28,8 +31,13 @@ TELLING: dict[str, dict[str, Any]] = {
     "trimmed-mean": {"beta": 0.2},
     "ema": {"beta": 0.5},
     "window": {"size": 2},
+    "stale": {"beta": 0.7},
+    "strat": {"cosine": 0.1, "most": 3},
 }
 """Settings for rows whose defaults would let six clients and four rounds show less."""
+
+POPULATION = 20
+"""How many clients there are, of which a cohort has six."""
 
 
 class Awkward(nn.Module):
@@ -65,6 +73,11 @@ def refusal(parts: Parts) -> str | None:
         return "leaves one update, so GSI is always 1 and .* has nothing to compare: use MultiKrum"
     if parts["filter"].robust and parts["weighting"].keeps_updates:
         return "ignores weights, so .* would have no effect: use Equal or Samples"
+    if isinstance(parts.get("estimator"), Estimator):
+        if parts["filter"].robust or isinstance(parts["filter"], MultiKrum):
+            return "takes those that are like each other: use filter.name = norm-clip, distrust or"
+        if isinstance(parts["weighting"], FedAdp | InverseDistance):
+            return "weighs them by what they are: use weighting.name = samples or equal"
     return None
 
 

@@ -16,6 +16,7 @@ from fedglad.core.layout import ROWS as SIZES_OF_ROWS
 from fedglad.server.server import REGISTRIES
 
 from .support import (
+    POPULATION,
     ROWS,
     Awkward,
     Correction,
@@ -48,12 +49,15 @@ def combine(names: Iterable[str], **own: Any) -> Parts:
 
 def combinations(allowed: bool) -> list[Any]:
     """Every one with the default grouping; groupings, which only optimizers and adapters meet, with
-    every one of those; averages, which only see the model, with every optimizer."""
+    every one of those; averages, which only see the model, with every optimizer; estimators, which
+    see the updates, with every filter and weighting."""
     found: list[Any] = []
     for grouping, names in product(GROUPINGS, product(*REGISTRIES.values())):
-        _, adapter, *others, average = names
-        usual = others == ["none", "samples"]
+        optimizer, adapter, *others, estimator, average = names
+        usual = others == ["none", "samples"] and estimator == "none"
         if grouping != GROUPINGS[0] and not (usual and average == "none"):
+            continue
+        if estimator != "none" and (optimizer, adapter, average) != ("momentum", "glad", "none"):
             continue
         if average != "none" and not (usual and adapter == "glad"):
             continue
@@ -65,7 +69,7 @@ def combinations(allowed: bool) -> list[Any]:
 
 
 def run(server: Server, cohorts: Iterable[Iterable[Update]]) -> list[Any]:
-    return [server.step(updates) for updates in cohorts]
+    return [server.step(updates, population=POPULATION) for updates in cohorts]
 
 
 @pytest.mark.parametrize("parts", combinations(allowed=False))
@@ -187,9 +191,9 @@ def test_a_round_that_breaks_off_changes_nothing(role: str, name: str):
     for updates in COHORTS[:2]:
         before = bits(server)
         with pytest.raises(ConnectionError, match="the cohort was lost"):
-            server.step(breaks_off(updates))
+            server.step(breaks_off(updates), population=POPULATION)
         assert bits(server) == before
-        server.step(updates)
+        server.step(updates, population=POPULATION)
     undisturbed = Server(MODEL, **{role: make(role, name)})
     run(undisturbed, COHORTS[:2])
     assert bits(server) == bits(undisturbed)
@@ -198,9 +202,9 @@ def test_a_round_that_breaks_off_changes_nothing(role: str, name: str):
 @pytest.mark.parametrize(("role", "name"), ROWS)
 def test_a_skipped_round_changes_nothing(role: str, name: str):
     server = Server(MODEL, min_clients=6, **{role: make(role, name)})
-    server.step(COHORTS[0])
+    server.step(COHORTS[0], population=POPULATION)
     before = bits(server)
-    record = server.step(COHORTS[1][:6])
+    record = server.step(COHORTS[1][:6], population=POPULATION)
     assert record.status == "skipped"
     assert record.reason
     assert record.reason.startswith("4 of 6 updates were accepted, 6 are needed")

@@ -36,6 +36,7 @@ from .support import (
 MODEL = Awkward()
 SIZE = Server(MODEL).layout.size
 FIRST = "linear.weight"
+POPULATION = 10_000
 Arrays = dict[str, Any]
 
 
@@ -201,10 +202,10 @@ def feed(make_server: Callable[[], Server], rounds: list[list[Any]], as_stream: 
     server, twin = make_server(), make_server()
     seen = Counter[str]()
     for updates in rounds:
-        record = server.step(iter(updates) if as_stream else updates)
+        record = server.step(iter(updates) if as_stream else updates, population=POPULATION)
         require_healthy(server, record)
         clean = without_rejected(updates, record)
-        twin.step(iter(clean) if as_stream else clean)
+        twin.step(iter(clean) if as_stream else clean, population=POPULATION)
         assert bits(server) == bits(twin)
         seen.update({"rejected": len(updates) - len(clean), "accepted": len(clean)})
         seen[record.status] += 1
@@ -218,6 +219,7 @@ DOORS = [
     ("multi-krum", Guard()),
     ("median", None),
 ]
+ESTIMATORS = [name for name in REGISTRIES["estimator"] if name != "none"]
 
 
 @pytest.mark.parametrize("as_stream", [False, True], ids=["list", "stream"])
@@ -228,6 +230,19 @@ def test_one_kind_of_hostile_update_does_no_harm(name: str, as_stream: bool):
         own: Parts = {"adapter": make("adapter", "glad"), "filter": make("filter", filter)}
         rounds = [[*bad, *HONEST[:5]], [*HONEST[5:8], *bad, *HONEST[8:]]]
         feed(lambda own=own, g=guard: Server(MODEL, guard=g, **own), rounds, as_stream)
+
+
+@pytest.mark.parametrize("guard", [Guard(), None], ids=["guarded", "unguarded"])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_hostile_updates_leave_no_trace_in_what_an_estimator_remembers(estimator: str, guard: Any):
+    kinds = [HOSTILE[name] for name in sorted(HOSTILE)]
+    rounds = [
+        [*HONEST[k % 6 : k % 6 + 3], *(item for kind in kinds[k::30] for item in kind), HONEST[11]]
+        for k in range(30)
+    ]
+    own: Parts = {"estimator": make("estimator", estimator), "guard": guard}
+    seen = feed(lambda: Server(MODEL, **own), rounds, as_stream=guard is None)
+    assert seen["stepped"] > 15
 
 
 PICKS = st.lists(

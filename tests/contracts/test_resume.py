@@ -27,7 +27,7 @@ TINY: dict[str, Any] = {
     "sampler.clients_per_round": 6,
     "engine.name": "serial",
 }
-SECTIONS = ("client", "sampler", "filter", "weighting", "server", "adapter")
+SECTIONS = ("client", "sampler", "filter", "weighting", "estimator", "server", "adapter")
 ROWS = [(section, name, {}) for section in SECTIONS for name in REGISTRIES[section]]
 VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("client", "scaffold", {"client.option": "II"}),
@@ -36,6 +36,9 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("sampler", "uniform", {"sampler.availability": "bernoulli"}),
     ("sampler", "md", {"sampler.availability": "markov"}),
     ("sampler", "adafl", {"sampler.availability": "cyclic"}),
+    ("estimator", "varp", {"sampler.name": "md"}),
+    ("estimator", "mifa", {"sampler.name": "power-of-choice"}),
+    ("estimator", "strat", {"estimator.strata": "random", "estimator.most": 3}),
     ("server", "adam", {"server.schedule": "cosine"}),
     ("server", "momentum", {"server.schedule": "step", "server.over": 1}),
 ]

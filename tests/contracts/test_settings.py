@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from fedglad import Guard, Server, Update, adapters, averages, filters, optimizers, weights
+from fedglad import (
+    Guard,
+    Server,
+    Update,
+    adapters,
+    averages,
+    estimators,
+    filters,
+    optimizers,
+    weights,
+)
 from fedglad.adapters import Adapter, FedExP, Fixed, Glad
 from fedglad.filters import Krum, MultiKrum, NormClip, TrimmedMean
 from fedglad.optimizers import SGD, Adagrad, Adam, Momentum, Yogi
@@ -23,6 +33,7 @@ MODULES = {
     "adapter": adapters,
     "filter": filters,
     "weighting": weights,
+    "estimator": estimators,
     "average": averages,
 }
 

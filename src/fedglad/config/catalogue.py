@@ -13,6 +13,7 @@ FAMILIES = {
     "sampler": "Samplers",
     "filter": "Filters and robust means",
     "weighting": "Weightings",
+    "estimator": "Estimators",
     "guard": "Guards",
     "trust": "Trust in clients",
     "server": "Server optimizers",

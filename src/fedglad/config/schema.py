@@ -25,6 +25,7 @@ from fedglad import (
     averages,
     clients,
     data,
+    estimators,
     filters,
     models,
     optimizers,
@@ -57,6 +58,7 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
     "sampler": samplers.REGISTRY,
     "filter": filters.REGISTRY,
     "weighting": weights.REGISTRY,
+    "estimator": estimators.REGISTRY,
     "guard": guard.REGISTRY,
     "trust": trust.REGISTRY,
     "server": optimizers.REGISTRY,
@@ -65,7 +67,12 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
     "engine": engines.REGISTRY,
 }
 
-YOUNGER = {"guard": guard.NoGuard, "trust": trust.NoTrust, "average": averages.NoAverage}
+YOUNGER = {
+    "estimator": estimators.NoEstimator,
+    "guard": guard.NoGuard,
+    "trust": trust.NoTrust,
+    "average": averages.NoAverage,
+}
 """Sections that files of before do not have, and what their runs had in the place of it."""
 
 LISTS = {"server": "optimizers", "data": "datasets", "weighting": "weights"}
@@ -134,7 +141,7 @@ class Config:
             for section, count in {"data": "clients", "sampler": "clients_per_round"}.items():
                 if hasattr(sections[section], count):
                     sections[section] = replace(sections[section], **{count: 1})
-        parts = {name: sections[name] for name in ("client", "sampler", "server")}
+        parts = {name: sections[name] for name in ("client", "sampler", "server", "estimator")}
         rules = [sections[name] for name in ("adapter", "filter", "weighting")]
         try:
             if not any(isinstance(one, Unloaded) for one in (*parts.values(), *rules)):
@@ -209,7 +216,8 @@ class Config:
             weighting=parts["weighting"],
             guard=parts["guard"] if isinstance(parts["guard"], guard.Guard) else None,
             trust=parts["trust"] if isinstance(parts["trust"], trust.Trust) else None,
-            average=None if isinstance(parts["average"], averages.NoAverage) else parts["average"],
+            estimator=_or_none(parts["estimator"], estimators.NoEstimator),
+            average=_or_none(parts["average"], averages.NoAverage),
             engine=parts["engine"],
             arithmetic=getattr(settings, "arithmetic", 1),
         )
@@ -427,6 +435,7 @@ DEFAULTS = {
     "sampler": "uniform",
     "filter": "none",
     "weighting": "samples",
+    "estimator": "none",
     "guard": "adaptive",
     "trust": "none",
     "server": "sgd",
@@ -472,6 +481,10 @@ def _section(section: str, given: Any, trusted: Collection[str] | None) -> Any:
         return build(cls, values, section)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def _or_none(settings: Any, none: type) -> Any:
+    return None if isinstance(settings, none) else settings
 
 
 def _built(section: str, settings: Any, kind: type) -> Any:

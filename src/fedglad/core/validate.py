@@ -36,6 +36,7 @@ class Opened:
     | `clip` | what the guard multiplies it with |
     | `far` | why it is left out, unless most are like it; "" for a usual one |
     | `lengths` | what the guard measured of it, and remembers if it is accepted |
+    | `place` | where an estimator has it on disk |
     """
 
     entry: dict[str, Any]
@@ -51,6 +52,7 @@ class Opened:
     clip: float = 1.0
     far: str = ""
     lengths: dict[str, float] = field(default_factory=dict[str, float])
+    place: int = -1
 
 
 def open_update(

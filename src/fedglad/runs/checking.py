@@ -16,7 +16,11 @@ State = Literal["good", "no checksum", "damaged", "missing", "left behind"]
 STATES = get_args(State)
 
 WRONG = ("damaged", "missing")
-STORES = ("memories", "memories/updates")  # where a run keeps what is remembered of clients
+STORES = (
+    "memories",
+    "memories/updates",
+    "memories/estimator",
+)  # where a run keeps what is remembered of clients
 
 
 @dataclass(frozen=True)

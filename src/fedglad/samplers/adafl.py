@@ -34,6 +34,7 @@ class AdaFL(Sampler):
     alpha: Annotated[float, "how much of p stays from round to round"] = 0.9
 
     distances: ClassVar[bool] = True
+    unbiased: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -144,6 +144,8 @@ class Sampler:
     distances: ClassVar[bool] = False  # wants the record's distances from the mean update
     own_weights: ClassVar[bool] = False  # its weights are part of it: no weighting but by samples
     needs_sizes: ClassVar[bool] = False  # asks for all clients' sizes, which then are 1 or more
+    # Whether the mean by its weights is that of all clients in expectation, if all are reachable.
+    unbiased: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.clients_per_round < 1:
@@ -179,6 +181,13 @@ class Sampler:
     def largest_cohort(self) -> int:
         """The most clients that may take part in a round."""
         return self.clients_per_round
+
+    def importance(self, cohort: Cohort, pool: Pool) -> dict[int, float] | None:
+        """N n_k/n of a cohort whose weights are those of a draw by size; None: they are not."""
+        if not (self.own_weights and self.needs_sizes):
+            return None
+        mean = float(pool.sizes.mean())
+        return {client: pool.size(client) / mean for client in cohort.ids}
 
     def sample(
         self, rng: np.random.Generator, t: int, state: State, pool: Pool, ask: Ask

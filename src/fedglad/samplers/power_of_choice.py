@@ -27,6 +27,7 @@ class PowerOfChoice(Choosing):
 
     by_default: ClassVar[str] = "2 r"
     needs_sizes: ClassVar[bool] = True
+    unbiased: ClassVar[bool] = False
 
     def draw(self, rng: np.random.Generator, t: int, state: State, pool: Pool, ask: Ask) -> Cohort:
         drawn = pool.draw(rng, self.candidates or 2 * self.clients_per_round, pool.shares)

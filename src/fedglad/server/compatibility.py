@@ -3,6 +3,7 @@
 from typing import Any
 
 from fedglad.adapters import Adapter
+from fedglad.estimators import Estimator, NoEstimator
 from fedglad.filters import Filter
 from fedglad.optimizers import SGD, Optimizer
 from fedglad.weights import Samples
@@ -16,6 +17,7 @@ def refuse(
     client: Any = None,
     sampler: Any = None,
     server: Optimizer | None = None,
+    estimator: Estimator | NoEstimator | None = None,
 ) -> None:
     """Raises for a combination that cannot mean anything.
 
@@ -48,6 +50,8 @@ def refuse(
         )
     if client is not None:
         _refuse_client(client, filter, weighting, server or SGD())
+    if estimator is not None and not isinstance(estimator, NoEstimator):
+        refuse_estimator(estimator, filter, weighting, client=client, sampler=sampler)
 
 
 def _refuse_client(client: Any, filter: Filter, weighting: Samples, server: Optimizer) -> None:
@@ -75,8 +79,62 @@ def _refuse_client(client: Any, filter: Filter, weighting: Samples, server: Opti
         )
 
 
-def refuse_sums(filter: Filter, weighting: Samples, method: object, distances: bool) -> None:
+def refuse_estimator(
+    estimator: Estimator,
+    filter: Filter,
+    weighting: Samples,
+    *,
+    client: Any = None,
+    sampler: Any = None,
+) -> None:
+    """Raises if what the server would step by were no estimate of the mean of all clients."""
+    name = _name(estimator)
+    if not isinstance(estimator, Estimator):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"{name} is not derived from fedglad.estimators.Estimator")
+    if filter.robust or (filter.keeps_updates and not filter.needs_trust):
+        raise ValueError(
+            f"{name} estimates the mean of all clients' updates, and {_name(filter)} takes those "
+            "that are like each other: use filter.name = norm-clip, distrust or none"
+        )
+    if not weighting.unbiased:
+        raise ValueError(
+            f"{name} estimates the mean of all clients' updates, and {_name(weighting)} weighs "
+            "them by what they are: use weighting.name = samples or equal"
+        )
+    if client is not None and client.needs_mean:
+        raise ValueError(
+            f"{_name(client)} is right for a step by the mean of the cohort's updates, and {name} "
+            "takes another value: use estimator.name = none"
+        )
+    if sampler is None or not estimator.needs_unbiased:
+        return
+    if not sampler.unbiased:
+        raise ValueError(
+            f"{name} is right for cohorts whose mean is that of all clients in expectation, and "
+            f"sampler {_name(sampler)} prefers some: use sampler.name = uniform, or estimator.name "
+            "= mifa, which asks for no chance"
+        )
+    if sampler.availability in ("markov", "cyclic"):
+        raise ValueError(
+            f"{name} is right for cohorts drawn anew in every round, and with availability = "
+            f"{sampler.availability!r} who can be reached depends on the round before: use "
+            "sampler.availability = bernoulli, or estimator.name = mifa, which asks for no chance"
+        )
+
+
+def refuse_sums(
+    filter: Filter,
+    weighting: Samples,
+    method: object,
+    distances: bool,
+    estimator: Estimator | NoEstimator | None = None,
+) -> None:
     """Raises unless all parts of a server can do with sums of the updates."""
+    if isinstance(estimator, Estimator):
+        raise ValueError(
+            f"{_name(estimator)} remembers single updates, and there are only their sums: use "
+            "estimator=None"
+        )
     for part in (filter, weighting):
         if part.keeps_updates:
             raise ValueError(

@@ -82,7 +82,9 @@ class Collector:
     """
 
     def __init__(self, server: "Server") -> None:
-        refuse_sums(server.filter, server.weighting, server.method, server.distances)
+        refuse_sums(
+            server.filter, server.weighting, server.method, server.distances, server.estimator
+        )
         self._intake = server.intake(Sum(server.layout))
         self.entries = self._intake.entries
 

@@ -26,6 +26,7 @@ from fedglad.core.validate import (
 )
 from fedglad.filters import Filter
 from fedglad.records import Bundle, Failure, Several, Statistics, Update, indicator
+from fedglad.server.estimated import Taking
 from fedglad.server.scores import Scores
 from fedglad.weights import Client, Samples, WeightingState
 
@@ -78,6 +79,7 @@ class Intake:
     | `model_norm` | ‖θ‖, where no norm of an update is known yet |
     | `total` | Σ w g, and in the end the mean |
     | `scores` | what judges the clients, each by its update |
+    | `taking` | what keeps the updates for an estimator |
     | `entries` | the record's `clients`: one dict each, in the order of the updates |
     | `accepted` | the updates that are in the sums, without their tensors |
     | `gsi_unfiltered` | GSI before the filter; None: no filter changed anything |
@@ -98,6 +100,7 @@ class Intake:
     model_norm: float
     total: Sum
     scores: Scores | None = None
+    taking: Taking | None = None
     entries: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     accepted: list[Opened] = field(default_factory=list[Opened])
     gsi_unfiltered: float | None = None
@@ -239,6 +242,8 @@ class Intake:
         if self.scores:
             matrix = rows if isinstance(rows, Tensor) and len(rows) == len(accepted) else None
             self.scores.see(accepted, self.base, matrix)
+        if self.taking is not None:
+            self.taking.see(accepted, self.base)
         return accepted
 
     def add(self, accepted: list[Opened]) -> None:
@@ -274,6 +279,8 @@ class Intake:
             if self.judge(update, sq[0], totals_sq(sq)[0], sent):
                 if self.scores:
                     self.scores.see([update], self.base)
+                if self.taking is not None:
+                    self.taking.see([update], self.base)
                 if filter.keeps_updates:
                     update.far = ""  # such a filter can do with it, and may count on it
                 if update.clip < 1:
@@ -388,6 +395,7 @@ class Intake:
             and deltas.is_contiguous()
             and all(least <= weight <= most for weight in bundle.weights)
             and not self.wants_extra
+            and self.taking is None  # which looks at every client's id
         )
 
     def _open_bundle(self, bundle: Bundle) -> list[Opened]:
@@ -431,6 +439,8 @@ class Intake:
         entry["loss"] = loss if loss is not None and abs(loss) <= LOSS else None
         if self.weighting.needs_client and update.client is None:
             raise Rejected(f"{type(self.weighting).__name__} needs Update(client=...)")
+        if self.taking is not None:
+            self.taking.require(entry["id"])
         opened = open_update(update, self.layout, entry, wants_extra=self.wants_extra)
         if opened.extra:
             sq = self.accumulate([opened.extra])[0]
@@ -446,7 +456,7 @@ class Intake:
             entry["id"] = f"{name[:20]}…"
             raise Rejected(f"the client's id is longer than {LONGEST} characters")
         entry["id"] = name
-        if name is None or not self.limits.guard:
+        if name is None or not (self.limits.guard or self.taking is not None):
             return
         if name in self._ids:
             raise Rejected("the client has sent an update already")

@@ -1,4 +1,4 @@
-"""The server: one round is validate ▸ filter ▸ aggregate ▸ method ▸ adapt ▸ step."""
+"""The server: one round is validate ▸ filter ▸ aggregate ▸ estimate ▸ adapt ▸ step."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedglad import adapters, averages, filters, optimizers, weights
+from fedglad import adapters, averages, estimators, filters, optimizers, weights
 from fedglad.adapters import Adapter, Factors
 from fedglad.averages import Average, NoAverage
 from fedglad.core import checkpoint
@@ -18,13 +18,16 @@ from fedglad.core.aggregate import Sum, norms_sq, products
 from fedglad.core.checkpoint import CheckpointError
 from fedglad.core.guard import Guard, Limits
 from fedglad.core.layout import rounded, split, stretches
+from fedglad.core.memory import Memories
 from fedglad.core.sampling import Coordinates
 from fedglad.core.validate import as_number
+from fedglad.estimators import Estimator, NoEstimator
 from fedglad.filters import Filter
 from fedglad.optimizers import SGD, Optimizer
 from fedglad.records import Record, Statistics, Update
 from fedglad.server.averaged import Averaged
 from fedglad.server.compatibility import refuse, refuse_sums
+from fedglad.server.estimated import Estimated, Taking
 from fedglad.server.from_sums import Sums, take_sums
 from fedglad.server.intake import Intake, Outweighed, Skipped
 from fedglad.server.scores import Scores
@@ -36,8 +39,12 @@ REGISTRIES: dict[str, dict[str, type]] = {
     "adapter": adapters.REGISTRY,
     "filter": filters.REGISTRY,
     "weighting": weights.REGISTRY,
+    "estimator": estimators.REGISTRY,
     "average": averages.REGISTRY,
 }
+
+YOUNGER = {"estimator": "NoEstimator", "average": "NoAverage"}
+"""Parts that states of before do not have, and what they stand for then."""
 
 
 class Method(Protocol):
@@ -81,6 +88,7 @@ class Server:
     | `model` | a module, or a state_dict (torch or numpy); it is copied, never changed |
     | `optimizer` | `SGD(lr=1.0)`, that is FedAvg, unless given |
     | `adapter`, `filter`, `weighting` | none, none, and by the updates' own weights |
+    | `estimator` | of the mean of all clients' updates, to step by instead of the cohort's |
     | `average` | of the models after every round, to be read as `averaged`; none unless given |
     | `method` | the server's half of a client method |
     | `buffers` | names that are buffers, where they cannot be known from a plain dict |
@@ -101,6 +109,7 @@ class Server:
         adapter: Adapter | None = None,
         filter: Filter | None = None,
         weighting: Samples | None = None,
+        estimator: Estimator | None = None,
         average: Average | None = None,
         method: Method | None = None,
         buffers: Iterable[str] | None = None,
@@ -115,13 +124,14 @@ class Server:
         self.adapter = adapter or Adapter()
         self.filter = filter or Filter()
         self.weighting = weighting or Samples()
+        self.estimator = estimator or NoEstimator()
         self.average = average or NoAverage()
         self.method = method
         self.min_clients = min_clients
         self.guard = guard
         self.distances = distances
         self.trust = trust
-        refuse(self.adapter, self.filter, self.weighting)
+        refuse(self.adapter, self.filter, self.weighting, estimator=self.estimator)
         if self.filter.needs_trust and not trust:
             raise ValueError(
                 f"{self.filter} leaves out whom Trust flags, and trust=None flags nobody"
@@ -142,6 +152,7 @@ class Server:
         self._adapter_state = self.adapter.start(self._groups)
         self._direction = self.layout.zeros() if self.adapter.direction is not None else None
         self._averaged = self._new_average()
+        self._estimated = self._new_memory()
         self._limits = Limits(guard)
         self._kept = Kept()
         self._coordinates = Coordinates(self.layout, trust.coordinates) if trust else None
@@ -150,6 +161,11 @@ class Server:
         # A method may be a plain function, without the two members that `Method` calls optional.
         self._wants_extra = method is not None and getattr(method, "wants_extra", True)
         self._lengths = getattr(method, "lengths", None)
+        if self._estimated and self._lengths:
+            raise ValueError(
+                f"{self.estimator} remembers updates, and those of this method are of another "
+                "length in every round: use estimator=None"
+            )
 
     def __repr__(self) -> str:
         parts = f"{self.optimizer}, {self.adapter}, {self.filter}, {self.weighting}"
@@ -194,6 +210,20 @@ class Server:
             return None
         return Averaged(self.average, self.layout, self._theta, self._buffers)
 
+    def _new_memory(self) -> Estimated | None:
+        if not isinstance(self.estimator, Estimator):
+            return None
+        return Estimated(self.estimator.fit(self.layout), self.layout)
+
+    def keep_updates_in(self, store: Memories, t: int) -> None:
+        """Has the estimator keep its updates there, numbered from round t on.
+
+        Who gives the store also saves it: `save` then leaves the updates out.
+        """
+        if self._estimated:
+            self._estimated.keep_in(store)
+            self._estimated.t = t
+
     def _named(self, flat: Tensor) -> dict[str, Tensor]:
         views = self.layout.views(flat)
         dtypes = zip(views.items(), self.layout.dtypes, strict=True)
@@ -209,12 +239,21 @@ class Server:
         """What clients are sent beside the parameters: the state of the method's server half."""
         return self._method_state
 
-    def step(self, updates: Iterable[Any], *, population: int | None = None) -> Record:
+    def step(
+        self,
+        updates: Iterable[Any],
+        *,
+        population: int | None = None,
+        importance: Mapping[Any, float] | None = None,
+    ) -> Record:
         """One round: consumes the updates in their order and moves the model.
 
-        Each is an `Update` or a plain {name: θ − θ_k}. `population` is the number of clients there
-        are, for adapters that use it. Whatever is wrong with an update is in the record; if the
-        updates' iterator raises, nothing has changed.
+        Each is an `Update` or a plain {name: θ − θ_k}. `population` is the number N of clients
+        there are, for adapters and estimators that use it. Whatever is wrong with an update is in
+        the record; if the updates' iterator raises, nothing has changed.
+
+        `importance` is for an estimator and a cohort whose weights are those of its draw: what each
+        of its clients counts in the mean of all, 1 on average, as N n_k/n.
         """
         if isinstance(updates, Update | Mapping | Tensor):
             raise TypeError(
@@ -224,13 +263,19 @@ class Server:
         scores = None
         if self.trust and self._coordinates:
             scores = Scores(self.trust, self._coordinates, self._kept)
-        intake = self.intake(self._total, scores)
+        taking = None
+        if self._estimated:
+            taking = Taking(self._estimated, population, importance)
+        intake = self.intake(self._total, scores, taking)
         try:
             return self._advance(intake, intake.take(updates), population)
         except Skipped as reason:
             if isinstance(reason, Outweighed):
                 self._limits = intake.limits.next()
             return Record("skipped", str(reason), intake.entries)
+        finally:
+            if taking is not None:
+                taking.drop()
 
     def step_sums(
         self,
@@ -247,7 +292,7 @@ class Server:
         compares the root of the mean of ‖g‖² and the mean weight with those of past rounds.
         Raises if a part of the server needs the updates themselves.
         """
-        refuse_sums(self.filter, self.weighting, self.method, self.distances)
+        refuse_sums(self.filter, self.weighting, self.method, self.distances, self.estimator)
         entries = [] if clients is None else clients
         intake = self.intake(self._total)
         try:
@@ -276,7 +321,7 @@ class Server:
         tensors, meta = checkpoint.read(path)
         with checkpoint.reading(str(path)):
             for role, registry in REGISTRIES.items():
-                if role not in given and (role != "average" or role in meta):  # the youngest
+                if role not in given and (role not in YOUNGER or role in meta):
                     settings = meta[role]["settings"]
                     if settings is None:
                         raise CheckpointError(
@@ -327,6 +372,10 @@ class Server:
             weighting_state = {key: checkpoint.numbers(values) for key, values in weighting}
             began = "average" in saved and "count" in saved["average"]
             count = checkpoint.whole_number(saved["average"]["count"]) if began else 0
+            memory = self._new_memory()
+            if memory and "estimator/clients" in tensors:
+                assert self._estimated
+                memory = self._estimated.restored(tensors, bool(saved["estimator"]["apart"]))
         for name, view in self._tensors(average=began).items():
             view.copy_(tensors[name])
         if self._averaged and not began:
@@ -334,10 +383,13 @@ class Server:
         elif self._averaged:
             self._averaged.count = count
         self.round, self._limits, self._kept = done, limits, kept
+        self._estimated = memory
         self._method_state, self._adapter_state = method_state, adapter_state
         self._weighting_state = weighting_state
 
-    def intake(self, total: Sum, scores: Scores | None = None) -> Intake:
+    def intake(
+        self, total: Sum, scores: Scores | None = None, taking: Taking | None = None
+    ) -> Intake:
         """What takes in the next round's updates, and adds them to `total`."""
         model_norm = 0.0
         if "norm" not in self._limits.usual:
@@ -355,6 +407,7 @@ class Server:
             base_buffers=self._buffers,
             limits=self._limits.copy(),
             scores=scores,
+            taking=taking,
             model_norm=model_norm,
             total=total,
         )
@@ -380,7 +433,13 @@ class Server:
         )
         if not np.isfinite(factors.scale).all():
             raise Skipped(f"{self.adapter} gave a factor that is not finite")
+        estimate = self._estimate(intake, shift)
 
+        if self._direction is not None and self.adapter.direction is not None:
+            self._direction.lerp_(mean, 1 - self.adapter.direction)
+        if intake.taking is not None and estimate is not None:
+            intake.taking.commit()
+            mean.copy_(estimate)
         self._move(stats, factors, shift)
         self._buffers.update(intake.new_buffers())
         if self._averaged:
@@ -393,11 +452,23 @@ class Server:
         self.round += 1
         return self._record(intake, stats, factors)
 
+    def _estimate(self, intake: Intake, shift: Tensor | None) -> Tensor | None:
+        """What the estimator makes of the mean; None without one."""
+        if intake.taking is None:
+            return None
+        if shift is not None:
+            raise ValueError(
+                f"the method moves θ by the cohort's updates, past {self.estimator}: use "
+                "estimator=None, or a method that returns no shift"
+            )
+        try:
+            return intake.taking.estimate(self._total.flat, intake.accepted, self.filter)
+        except ArithmeticError as error:
+            raise Skipped(str(error)) from None
+
     def _move(self, stats: Statistics, factors: Factors, shift: Tensor | None) -> None:
         """The optimizer's step, block by block in the cache."""
         mean = self._total.flat
-        if self._direction is not None and self.adapter.direction is not None:
-            self._direction.lerp_(mean, 1 - self.adapter.direction)
         scale = factors.scale[self._groups.index].tolist()
         shrink = None
         if factors.shrink is not None:
@@ -475,9 +546,13 @@ class Server:
         meta["weighting"] |= {"state": self._weighting_state}
         if self._averaged:
             meta["average"] |= {"count": self._averaged.count}
+        remembered: dict[str, Tensor] = {}
+        if self._estimated:
+            meta["estimator"] |= {"apart": self._estimated.apart}
+            remembered = self._estimated.tensors()
         samples = self._kept.samples
         kept = {"trust/samples": torch.from_numpy(samples)} if samples.size else {}
-        return {**self._tensors(), **method, **kept}, meta
+        return {**self._tensors(), **method, **kept, **remembered}, meta
 
     def _require_same_make(self, saved: Mapping[str, Any]) -> None:
         if saved.get("version") != checkpoint.VERSION:
@@ -495,18 +570,20 @@ class Server:
                 raise CheckpointError(
                     f"the state was saved with {role} {theirs}, this server has {ours}"
                 )
-        theirs = saved.get("average", {"class": "NoAverage"})["class"]
-        ours = type(self.average).__name__
-        if theirs not in ("NoAverage", ours):
-            raise CheckpointError(
-                f"the state was saved with average {theirs}, this server has {ours}"
-            )
+        for role, none in YOUNGER.items():
+            theirs = saved.get(role, {"class": none})["class"]
+            ours = type(getattr(self, role)).__name__
+            if theirs not in (none, ours):
+                raise CheckpointError(
+                    f"the state was saved with {role} {theirs}, this server has {ours}"
+                )
+        averaged = saved.get("average", {}).get("class") == type(self.average).__name__
         if tuple(saved["adapter"]["groups"]) != self._groups.labels:
             raise CheckpointError(
                 f"the state was saved with other groups: {saved['adapter']['groups'][:3]} ... "
                 f"where this server has {list(self._groups.labels[:3])} ..."
             )
-        tensors = self._tensors(average=theirs == ours)
+        tensors = self._tensors(average=averaged)
         for key in {n.split("/", 2)[1] for n in saved["tensors"] if n.startswith("method/")}:
             views = self.layout.views(self._theta)
             tensors |= {f"method/{key}/{name}": view for name, view in views.items()}

@@ -14,10 +14,12 @@ from fedglad.core import checkpoint
 from fedglad.core.guard import Guard
 from fedglad.core.layout import as_tensor
 from fedglad.core.memory import Memories
+from fedglad.estimators import Estimator
 from fedglad.records import Bundle, Failure, Record, Several, Update
 from fedglad.rng import stream
 from fedglad.samplers.base import Ask, Cohort, Pool, Sampler, State
 from fedglad.server import Collector
+from fedglad.server.compatibility import refuse_estimator
 from fedglad.server.server import Server
 from fedglad.trust import Alarm
 
@@ -45,6 +47,7 @@ class Driver:
     | `t` | rounds that are done |
     | `memories` | what clients remember, for a client method that has them |
     | `updates` | each client's last accepted update, for a sampler that keeps them |
+    | `estimates` | what the server's estimator keeps, if it has one |
     | `arithmetic` | which order of the model's sums gives the run's bits; 1: always the same |
     """
 
@@ -66,8 +69,20 @@ class Driver:
         self.updates = None
         if sampler.keeps_updates:
             self.updates = Memories(memories and memories / "updates")
-        self.stores = [store for store in (self.memories, self.updates) if store]
+        self.estimates = None
+        if isinstance(server.estimator, Estimator):
+            refuse_estimator(
+                server.estimator,
+                server.filter,
+                server.weighting,
+                client=self.client,
+                sampler=sampler,
+            )
+            self.estimates = Memories(memories and memories / "estimator")
+        stores = (self.memories, self.updates, self.estimates)
+        self.stores = [store for store in stores if store]
         self.t = 0
+        self._importance: dict[int, float] | None = None
         self.sampler_state: State = {}
         self.alarm_state: State = {}
 
@@ -106,7 +121,9 @@ class Driver:
         seed = self.sampler.seed
         seed = seed if isinstance(seed, int) else self.seed if seed == "run" else 0
         rng = stream(seed, "cohort", self.t, *([attempt] if attempt else []))
-        return self.sampler.sample(rng, self.t, self.sampler_state, pool, ask)
+        cohort = self.sampler.sample(rng, self.t, self.sampler_state, pool, ask)
+        self._importance = self.sampler.importance(cohort, pool) if self.estimates else None
+        return cohort
 
     def step(
         self,
@@ -123,7 +140,9 @@ class Driver:
         """
         updates = self._kept(updates) if self.updates else updates
         if norms is None:
-            record = self.server.step(updates, population=population)
+            if self.estimates:
+                self.server.keep_updates_in(self.estimates, self.t)
+            record = self.server.step(updates, population=population, importance=self._importance)
         else:
             collector = Collector(self.server)
             for update in cast(Iterable[Update | Failure], updates):
@@ -184,8 +203,9 @@ class Driver:
                 proposed = self.memories.proposed(client, self.t)
                 whole = self.client.settle(proposed, self.server.sent)
                 self.memories.propose(client, self.t, whole)
-        for store in self.stores:
-            store.settle(self.t, cohort, accepted)
+        for store in (self.memories, self.updates):
+            if store:
+                store.settle(self.t, cohort, accepted)
 
     def _shorten(self, client: int, kept: float) -> None:
         """Of an update that was cut, a client remembers as much as the server took of it."""

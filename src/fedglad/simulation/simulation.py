@@ -2,6 +2,8 @@
 
 import copy
 import logging
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,6 +18,7 @@ from fedglad.adapters import Adapter
 from fedglad.averages import Average
 from fedglad.clients.method import Plain
 from fedglad.core.guard import Guard
+from fedglad.estimators import Estimator
 from fedglad.filters import Filter
 from fedglad.optimizers import Optimizer
 from fedglad.records import Bundle, Failure, Round
@@ -48,6 +51,7 @@ class Parts:
     weighting: Samples
     guard: Guard | None = None
     trust: Trust | None = None
+    estimator: Estimator | None = None
     average: Average | None = None
     engine: Any  # settings with start(job)
     arithmetic: int = 1  # see Driver
@@ -76,12 +80,15 @@ class Simulation(Driver):
             adapter=parts.adapter,
             filter=parts.filter,
             weighting=parts.sampler.weighting or parts.weighting,
+            estimator=parts.estimator,
             average=parts.average,
             method=parts.client.server,
             guard=guard_of(parts.guard, parts.sampler),
             trust=parts.trust or (Trust() if parts.filter.needs_trust else None),
             distances=parts.sampler.distances,
         )
+        if parts.estimator:
+            _require_room(parts.estimator, parts, server, memories)
         super().__init__(server, parts.sampler, parts.seed, client=parts.client, memories=memories)
         start = copy.deepcopy(parts.model)
         job = Job(
@@ -158,6 +165,19 @@ def _weighted(t: int, groups: Updates, weights: tuple[float, ...] | None) -> Upd
                 group[k] = replace(update, weight=weights[place + k])
         place += len(group)
         yield group
+
+
+def _require_room(
+    estimator: Estimator, parts: Parts, server: Server, memories: Path | None
+) -> None:
+    """Raises if the updates of all who may take part do not fit on the disk."""
+    folder = memories or Path(tempfile.gettempdir())
+    while not folder.exists():
+        folder = folder.parent
+    clients = parts.data.clients
+    seen = min(clients, parts.rounds * min(parts.sampler.largest_cohort, clients))
+    size = server.layout.size * server.layout.dtype.itemsize
+    estimator.require_room(seen, size, shutil.disk_usage(folder).free)
 
 
 def _counts(pool: Pool) -> np.ndarray | None:
