@@ -41,7 +41,7 @@ def refuse(
             f"{_name(filter)} leaves one update, so GSI is always 1 and "
             f"{_name(adapter)} has nothing to compare: use MultiKrum with m > 1"
         )
-    if filter.robust and weighting.keeps_updates:
+    if filter.robust and (weighting.keeps_updates or not weighting.normalises):
         raise ValueError(
             f"{_name(filter)} ignores weights, so {_name(weighting)} would have no "
             "effect: use Equal or Samples"

@@ -213,8 +213,8 @@ class Server:
         """One round: consumes the updates in their order and moves the model.
 
         Each is an `Update` or a plain {name: θ − θ_k}. `population` is the number of clients there
-        are, for adapters that use it. Whatever is wrong with an update is in the record; if the
-        updates' iterator raises, nothing has changed.
+        are, for adapters and weightings that use it. Whatever is wrong with an update is in the
+        record; if the updates' iterator raises, nothing has changed.
         """
         if isinstance(updates, Update | Mapping | Tensor):
             raise TypeError(
@@ -224,7 +224,7 @@ class Server:
         scores = None
         if self.trust and self._coordinates:
             scores = Scores(self.trust, self._coordinates, self._kept)
-        intake = self.intake(self._total, scores)
+        intake = self.intake(self._total, scores, population)
         try:
             return self._advance(intake, intake.take(updates), population)
         except Skipped as reason:
@@ -324,7 +324,9 @@ class Server:
                 if samples.shape[1:] == self._coordinates.flat.shape:  # of the same settings
                     kept = Kept.of(saved["trust"], samples)
             weighting = saved["weighting"]["state"].items()
-            weighting_state = {key: checkpoint.numbers(values) for key, values in weighting}
+            weighting_state = self.weighting.restored(
+                {key: checkpoint.numbers(values) for key, values in weighting}
+            )
             began = "average" in saved and "count" in saved["average"]
             count = checkpoint.whole_number(saved["average"]["count"]) if began else 0
         for name, view in self._tensors(average=began).items():
@@ -337,7 +339,9 @@ class Server:
         self._method_state, self._adapter_state = method_state, adapter_state
         self._weighting_state = weighting_state
 
-    def intake(self, total: Sum, scores: Scores | None = None) -> Intake:
+    def intake(
+        self, total: Sum, scores: Scores | None = None, population: int | None = None
+    ) -> Intake:
         """What takes in the next round's updates, and adds them to `total`."""
         model_norm = 0.0
         if "norm" not in self._limits.usual:
@@ -354,6 +358,8 @@ class Server:
             base=self._received(self._theta),
             base_buffers=self._buffers,
             limits=self._limits.copy(),
+            round=self.round,
+            population=population,
             scores=scores,
             model_norm=model_norm,
             total=total,
