@@ -38,6 +38,9 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("sampler", "adafl", {"sampler.availability": "cyclic"}),
     ("server", "adam", {"server.schedule": "cosine"}),
     ("server", "momentum", {"server.schedule": "step", "server.over": 1}),
+    ("server", "sgd", {"server.schedule": "linear"}),
+    ("server", "dog", {"average.name": "poly", "average.gamma": 8}),
+    ("weighting", "fedau", {"sampler.availability": "bernoulli"}),
 ]
 CASES = [
     pytest.param(*row, adapter, id="-".join([row[1], *map(str, row[2].values()), adapter]))

@@ -134,7 +134,7 @@ class Config:
             for section, count in {"data": "clients", "sampler": "clients_per_round"}.items():
                 if hasattr(sections[section], count):
                     sections[section] = replace(sections[section], **{count: 1})
-        parts = {name: sections[name] for name in ("client", "sampler", "server")}
+        parts = {name: sections[name] for name in ("client", "sampler", "server", "average")}
         rules = [sections[name] for name in ("adapter", "filter", "weighting")]
         try:
             if not any(isinstance(one, Unloaded) for one in (*parts.values(), *rules)):

@@ -3,6 +3,7 @@
 from typing import Any
 
 from fedglad.adapters import Adapter
+from fedglad.averages import Average, NoAverage
 from fedglad.filters import Filter
 from fedglad.optimizers import SGD, Optimizer
 from fedglad.weights import Samples
@@ -16,11 +17,12 @@ def refuse(
     client: Any = None,
     sampler: Any = None,
     server: Optimizer | None = None,
+    average: Average | NoAverage | None = None,
 ) -> None:
     """Raises for a combination that cannot mean anything.
 
-    `client` and `sampler` are the settings of a client method (`fedglad.clients`) and of a sampler
-    (`fedglad.samplers`), where they are known.
+    `server` is the optimizer; `client` and `sampler` are the settings of a client method
+    (`fedglad.clients`) and of a sampler (`fedglad.samplers`), where they are known.
     """
     if sampler is not None:
         if sampler.own_weights and weighting != Samples():
@@ -46,8 +48,26 @@ def refuse(
             f"{_name(filter)} ignores weights, so {_name(weighting)} would have no "
             "effect: use Equal or Samples"
         )
+    if server is not None and server.reads_out:
+        _refuse_second_average(server, adapter, average)
     if client is not None:
         _refuse_client(client, filter, weighting, server or SGD())
+
+
+def _refuse_second_average(
+    server: Optimizer, adapter: Adapter, average: Average | NoAverage | None
+) -> None:
+    """An optimizer that is read out makes θ anew from its slots in every round."""
+    if not isinstance(average, NoAverage | None):
+        raise ValueError(
+            f"{_name(server)} keeps an average itself, which is read out as `averaged`, and "
+            f"{_name(average)} would be a second one: use average.name = none"
+        )
+    if adapter.shrinks:
+        raise ValueError(
+            f"{_name(adapter)} shrinks θ after the step, and {_name(server)} makes θ anew from "
+            "what it keeps, so that nothing would be left of it: use server.name = sgd"
+        )
 
 
 def _refuse_client(client: Any, filter: Filter, weighting: Samples, server: Optimizer) -> None:
@@ -72,6 +92,15 @@ def _refuse_client(client: Any, filter: Filter, weighting: Samples, server: Opti
             f"{_name(client)} sets θ to the mean of the clients' models less its own term, which "
             f"is a step of plain SGD at rate 1, not of {server}: "
             "set server.name=sgd, server.lr=1 and server.schedule=constant"
+        )
+
+
+def refuse_shift(server: Optimizer) -> None:
+    """Raises for an optimizer that would undo what a client method's server half adds to θ."""
+    if server.reads_out:
+        raise ValueError(
+            f"the client method moves θ after the step, and {_name(server)} makes θ anew from "
+            "what it keeps, so that nothing would be left of it: use optimizer=SGD()"
         )
 
 

@@ -21,10 +21,10 @@ from fedglad.core.layout import rounded, split, stretches
 from fedglad.core.sampling import Coordinates
 from fedglad.core.validate import as_number
 from fedglad.filters import Filter
-from fedglad.optimizers import SGD, Optimizer
+from fedglad.optimizers import SGD, Optimizer, Step
 from fedglad.records import Record, Statistics, Update
 from fedglad.server.averaged import Averaged
-from fedglad.server.compatibility import refuse, refuse_sums
+from fedglad.server.compatibility import refuse, refuse_shift, refuse_sums
 from fedglad.server.from_sums import Sums, take_sums
 from fedglad.server.intake import Intake, Outweighed, Skipped
 from fedglad.server.scores import Scores
@@ -121,7 +121,13 @@ class Server:
         self.guard = guard
         self.distances = distances
         self.trust = trust
-        refuse(self.adapter, self.filter, self.weighting)
+        refuse(
+            self.adapter,
+            self.filter,
+            self.weighting,
+            server=self.optimizer,
+            average=self.average,
+        )
         if self.filter.needs_trust and not trust:
             raise ValueError(
                 f"{self.filter} leaves out whom Trust flags, and trust=None flags nobody"
@@ -134,8 +140,10 @@ class Server:
         self._buffers = {name: value.clone() for name, value in named_buffers.items()}
         self._total = Sum(self.layout)
         self._slots = {
-            name: self.layout.zeros().fill_(value) for name, value in self.optimizer.slots().items()
+            name: self._theta.clone() if value is None else self.layout.zeros().fill_(value)
+            for name, value in self.optimizer.slots().items()
         }
+        self._numbers = dict(self.optimizer.numbers())
         self._groups = self.adapter.group(
             dict(zip(self.layout.names, self.layout.numels, strict=True))
         )
@@ -169,9 +177,15 @@ class Server:
     def averaged(self) -> dict[str, Tensor]:
         """The average of the models so far, as `model.load_state_dict` takes it.
 
-        Before the first round that steps it is the model itself.
+        Before the first round that steps it is the model itself. An optimizer may keep one itself
+        (`ScheduleFree`): then it is that, with the newest buffers.
         """
-        return self._whole(self._average.x, self._average.buffers)
+        return self._whole(*self._read_out)
+
+    @property
+    def has_average(self) -> bool:
+        """Whether there is an average to read, of `average` or of the optimizer itself."""
+        return self._averaged is not None or self.optimizer.reads_out is not None
 
     @property
     def packed(self) -> tuple[Tensor, dict[str, Tensor]]:
@@ -181,13 +195,16 @@ class Server:
     @property
     def packed_average(self) -> tuple[Tensor, dict[str, Tensor]]:
         """The same of the average."""
-        return self._received(self._average.x), self._average.buffers
+        flat, buffers = self._read_out
+        return self._received(flat), buffers
 
     @property
-    def _average(self) -> Averaged:
+    def _read_out(self) -> tuple[Tensor, dict[str, Tensor]]:
+        if self.optimizer.reads_out is not None:
+            return self._slots[self.optimizer.reads_out], self._buffers
         if self._averaged is None:
             raise ValueError("this server keeps no average: give it one, Server(average=EMA())")
-        return self._averaged
+        return self._averaged.x, self._averaged.buffers
 
     def _new_average(self) -> Averaged | None:
         if isinstance(self.average, NoAverage):
@@ -327,6 +344,7 @@ class Server:
             weighting_state = self.weighting.restored(
                 {key: checkpoint.numbers(values) for key, values in weighting}
             )
+            numbers = self._restored_numbers(saved["optimizer"].get("numbers", {}))
             began = "average" in saved and "count" in saved["average"]
             count = checkpoint.whole_number(saved["average"]["count"]) if began else 0
         for name, view in self._tensors(average=began).items():
@@ -337,7 +355,12 @@ class Server:
             self._averaged.count = count
         self.round, self._limits, self._kept = done, limits, kept
         self._method_state, self._adapter_state = method_state, adapter_state
-        self._weighting_state = weighting_state
+        self._weighting_state, self._numbers = weighting_state, numbers
+
+    def _restored_numbers(self, saved: Mapping[str, Any]) -> dict[str, float]:
+        if saved.keys() != self._numbers.keys():
+            raise CheckpointError(f"the optimizer's numbers are {[*saved]}, not {[*self._numbers]}")
+        return {name: checkpoint.finite(value) for name, value in saved.items()}
 
     def intake(
         self, total: Sum, scores: Scores | None = None, population: int | None = None
@@ -371,23 +394,32 @@ class Server:
         Raises Skipped before anything has changed.
         """
         layout, mean = self.layout, self._total.flat
-        direction = model_sq = None
+        direction = model_sq = moved_sq = None
         if self._direction is not None:
             direction = layout.named(products(layout, mean, self._direction))
-        if self.adapter.needs_model:
+        if self.adapter.needs_model or self.optimizer.distance_from:
             model_sq = layout.named(norms_sq(layout, self._theta))
-        stats = replace(stats, N=population, direction=direction, model_sq=model_sq)
+        if self.optimizer.distance_from:
+            moved = self._theta - self._slots[self.optimizer.distance_from]
+            moved_sq = layout.named(norms_sq(layout, moved))
+        stats = replace(
+            stats, N=population, direction=direction, model_sq=model_sq, moved_sq=moved_sq
+        )
         method_state, shift = self._method_state, None
         if self.method is not None and intake.extra is not None:
             count = len(intake.accepted)
             method_state, shift = self.method(mean, intake.extra.flat, count, method_state)
+        if shift is not None:
+            refuse_shift(self.optimizer)
         factors, adapter_state = self.adapter.adapt(
             stats, self._groups, self._adapter_state, self.round
         )
         if not np.isfinite(factors.scale).all():
             raise Skipped(f"{self.adapter} gave a factor that is not finite")
 
-        self._move(stats, factors, shift)
+        step, numbers = self.optimizer.prepare(stats, self._numbers, self.round)
+        self._move(stats, factors, shift, step)
+        self._numbers = dict(numbers)
         self._buffers.update(intake.new_buffers())
         if self._averaged:
             self._averaged.finish(self._buffers)
@@ -399,7 +431,7 @@ class Server:
         self.round += 1
         return self._record(intake, stats, factors)
 
-    def _move(self, stats: Statistics, factors: Factors, shift: Tensor | None) -> None:
+    def _move(self, stats: Statistics, factors: Factors, shift: Tensor | None, step: Step) -> None:
         """The optimizer's step, block by block in the cache."""
         mean = self._total.flat
         if self._direction is not None and self.adapter.direction is not None:
@@ -412,7 +444,7 @@ class Server:
         for block in self.layout.blocks:
             for span, s in stretches(block, scale):
                 slots = {name: slot[span] for name, slot in self._slots.items()}
-                self.optimizer.step(self._theta[span], mean[span], s, slots, self.round)
+                step(self._theta[span], mean[span], s, slots, self.round)
             if shrink is not None:
                 for span, s in stretches(block, shrink):
                     self._theta[span].mul_(s)
@@ -477,6 +509,8 @@ class Server:
                 for role, registry in REGISTRIES.items()
             },
         }
+        if self._numbers:
+            meta["optimizer"] |= {"numbers": self._numbers}
         meta["adapter"] |= {"groups": list(self._groups.labels), "state": adapter}
         meta["weighting"] |= {"state": self._weighting_state}
         if self._averaged:
