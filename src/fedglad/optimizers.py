@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from functools import cache, partial
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from fedglad.core.checks import check
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedglad.records import Statistics
+
 Slots = dict[str, "Tensor"]
+Numbers = Mapping[str, float]
+Step = Callable[["Tensor", "Tensor", float, Slots, int], None]
+SCHEDULES = ("constant", "linear", "cosine", "step")
 FORM = (
     "authors: FedGLAD's code, bias-corrected, β .9 and .999, ε 1e-8; "
     "reddi: FedOpt's paper, not corrected, β .9 and .99, ε 1e-3"
@@ -26,11 +32,12 @@ FORM = (
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer(ABC):
-    """What all have in common: a rate, and named model-sized vectors (slots) as their state.
+    """What all have in common: a rate, and as their state model-sized vectors (slots) and numbers.
 
     | schedule | the rate of round t |
     |---|---|
     | "constant" | η |
+    | "linear" | η (1 − t/over), and 0 from round `over` on |
     | "cosine" | η (1 + cos(π t/over))/2, and 0 from round `over` on |
     | "step" | η drop^⌊t/over⌋ |
 
@@ -41,28 +48,37 @@ class Optimizer(ABC):
     0.25
     """
 
+    reads_out: ClassVar[str | None] = None  # the slot that is deployed, as `Server.averaged`
+    distance_from: ClassVar[str | None] = None  # a slot: ‖θ − slot‖² and ‖θ‖² are in Statistics
+
     lr: Annotated[float, "the server's rate"] = 1.0
-    schedule: Annotated[Literal["constant", "cosine", "step"], "how the rate falls"] = "constant"
+    schedule: Annotated[Literal["constant", "linear", "cosine", "step"], "how the rate falls"] = (
+        "constant"
+    )
     over: Annotated[
-        int, "cosine: rounds until the rate is 0, 0 for the whole run; step: rounds between drops"
+        int,
+        "linear, cosine: rounds until the rate is 0, 0 for the whole run; "
+        "step: rounds between drops",
     ] = 0
     drop: Annotated[float, "step: what the rate is multiplied by after every `over` rounds"] = 0.1
 
     def __post_init__(self) -> None:
-        known = self.schedule in ("constant", "cosine", "step")
         least = int(self.schedule == "step")
         asked = " with schedule='step': the rounds between drops" if least else ""
         check(
             self,
             lr=(0 < self.lr <= 1e15, "positive and finite, up to 1e15"),
-            schedule=(known, "'constant', 'cosine' or 'step'"),
+            schedule=(
+                self.schedule in SCHEDULES,
+                "'constant', 'linear', 'cosine' or 'step'",
+            ),
             over=(self.over >= least, f"{least} or more{asked}"),
             drop=(0 < self.drop <= 1, "in (0, 1]"),
         )
 
     def within(self, rounds: int) -> Self:
-        """The same for a run of so many rounds: the end of a cosine that has none of its own."""
-        endless = self.schedule == "cosine" and self.over == 0
+        """The same for a run of so many rounds: the end of a rate that falls to 0 at no set one."""
+        endless = self.schedule in ("linear", "cosine") and self.over == 0
         return replace(self, over=rounds) if endless else self
 
     def rate(self, t: int) -> float:
@@ -72,14 +88,28 @@ class Optimizer(ABC):
                 return self.lr
             case "step":
                 return self.lr * self.drop ** (t // self.over)
-            case "cosine":
+            case "linear" | "cosine":
                 must = "the rounds until the rate is 0: set over=50, say, or call within(50)"
                 check(self, over=(self.over > 0, must))
-                return self.lr * (1 + math.cos(math.pi * min(t / self.over, 1))) / 2
+                done = min(t / self.over, 1)
+                if self.schedule == "linear":
+                    return self.lr * (1 - done)
+                return self.lr * (1 + math.cos(math.pi * done)) / 2
 
-    def slots(self) -> dict[str, float]:
-        """The slots it keeps, and the value each starts with."""
+    def slots(self) -> Mapping[str, float | None]:
+        """The slots it keeps, and the value each starts with; None: that of the model."""
         return {}
+
+    def numbers(self) -> Numbers:
+        """The numbers it keeps of the whole model, and the value each starts with."""
+        return {}
+
+    def prepare(self, stats: Statistics, numbers: Numbers, t: int) -> tuple[Step, Numbers]:
+        """The step of a round, and the numbers after it, for a rule that looks at the cohort.
+
+        Called once a round; the step is then called for stretches of the model.
+        """
+        return self.step, numbers
 
     @abstractmethod
     def step(self, theta: Tensor, mean: Tensor, s: float, slots: Slots, t: int) -> None:
@@ -292,10 +322,149 @@ class Adagrad(Optimizer):
             theta.addcdiv_(mean, root, value=-self.rate(t) * s)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScheduleFree(Optimizer):
+    """Schedule-Free SGD: z ← z − η s ḡ, x ← x + (z − x)/(t+1), θ = (1−β)z + βx; x is deployed.
+
+    Clients train on θ, which lies between z, the plain sequence of steps, and x, the mean of all z:
+    a constant rate does what one that falls to 0 would, for any number of rounds. x is
+    `Server.averaged`, and is tested as an average is, so there is no `[average]` beside it. Keeps
+    two models. Defazio et al. 2024, arXiv:2405.15682.
+
+    Buffers go with x as they are newest: clients measured them at θ, which for a β near 1 is near
+    x; their mean over all rounds would lag behind both. θ_0 itself is not in the mean, as in the
+    authors' code.
+
+    >>> import fedglad, torch
+    >>> server = fedglad.Server({"w": torch.zeros(1)}, optimizer=ScheduleFree(beta=0.5))
+    >>> for g in (2.0, 4.0):  # z is −2 and −6, their mean −2 and −4
+    ...     record = server.step([{"w": torch.tensor([g])}])
+    >>> server.averaged["w"], server.state["w"]  # x, and half-way from z to x
+    (tensor([-4.]), tensor([-5.]))
+    """
+
+    reads_out: ClassVar[str | None] = "x"
+
+    beta: Annotated[float, "β: where clients train, from z (0) to x (1)"] = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self, beta=(0 <= self.beta < 1, "in [0, 1)"))
+
+    def slots(self) -> Mapping[str, float | None]:
+        return {"z": None, "x": None}
+
+    def step(self, theta: Tensor, mean: Tensor, s: float, slots: Slots, t: int) -> None:
+        z = slots["z"].sub_(mean, alpha=self.rate(t) * s)
+        x = slots["x"].lerp_(z, 1 / (t + 1))
+        theta.copy_(z).lerp_(x, self.beta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoG(Optimizer):
+    """Distance over gradients: θ ← θ − η d/√G s ḡ, d = max ‖θ_i − θ_0‖, G = Σ ‖ḡ_i‖², i ≤ t.
+
+    A rate that needs no tuning: how far one has come, over the root of what all updates add up to.
+    d is at least r_ε = reach (1 + ‖θ_0‖), the length of the first step; η is 1 in the paper. The
+    norms are of the whole model, before the step, of ḡ without s. Keeps one model, θ_0. It is meant
+    to be read out as an average: `[average]` with name = "poly" and gamma = 8. Ivgi et al. 2023,
+    arXiv:2302.12022.
+
+    Differs from the paper: `reach` is 0.01, not 1e-6 or 1e-4, for a run has tens of rounds and not
+    thousands of steps. As long as all updates are zero, nothing moves.
+
+    >>> import fedglad, torch
+    >>> server = fedglad.Server({"w": torch.zeros(1)}, optimizer=DoG(reach=0.5))
+    >>> for _ in range(2):
+    ...     record = server.step([{"w": torch.tensor([3.0])}])
+    >>> server.state["w"]  # −0.5/3 · 3, then −0.5/√18 · 3 more
+    tensor([-0.8536])
+    """
+
+    distance_from: ClassVar[str | None] = "start"
+
+    reach: Annotated[float, "r_ε/(1 + ‖θ_0‖): how far the first step goes"] = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self, reach=(1e-15 <= self.reach <= 1e6, "from 1e-15 to 1e6"))
+
+    def slots(self) -> Mapping[str, float | None]:
+        return {"start": None}
+
+    def numbers(self) -> Numbers:
+        return {"distance": 0.0, "sum_sq": 0.0}
+
+    def prepare(self, stats: Statistics, numbers: Numbers, t: int) -> tuple[Step, Numbers]:
+        least = self.reach * (1 + math.sqrt(_whole(stats.model_sq)))
+        distance = max(numbers["distance"] or least, math.sqrt(_whole(stats.moved_sq)))
+        total = numbers["sum_sq"] + _whole(stats.mean_sq)
+        ratio = distance / math.sqrt(total) if total else 0.0
+        return partial(self.step, ratio=ratio), {"distance": distance, "sum_sq": total}
+
+    def step(
+        self, theta: Tensor, mean: Tensor, s: float, slots: Slots, t: int, ratio: float = 1.0
+    ) -> None:
+        theta.sub_(mean, alpha=min(self.rate(t) * ratio, 1e15) * s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedEve(Optimizer):
+    """FedEve: a momentum whose weight is a Kalman gain, m ← m + K(s ḡ − m), θ ← θ − η m.
+
+        Q = ‖ḡ‖²/r,  R = Σ‖g_k − ḡ‖²/r²,  σ ← σ + Q,  K = σ/(σ + R),  σ ← (1−K)σ
+
+    A cohort that agrees (R small against Q) is followed, one that does not is distrusted in favour
+    of the rounds before. m and σ start as 0; η is 1 in the paper. Keeps one model, m.
+    Shen et al. 2025, arXiv:2508.14539.
+
+    Differs from the paper: it divides Q and R by the number of parameters, which cancels in K. For
+    unequal weights 1/r is Σw², and Σ‖g_k − ḡ‖²/r is Σw‖g_k‖² − ‖ḡ‖²: this form streams. K = 1
+    where R = 0, as for one client, or updates that are all zero.
+
+    >>> import fedglad, torch
+    >>> server = fedglad.Server({"w": torch.zeros(2)}, optimizer=FedEve())
+    >>> record = server.step([{"w": torch.tensor([1.0, g])} for g in (1.0, -1.0)])
+    >>> server.state["w"]  # Q = 1/2, R = 2/4, K = 1/2
+    tensor([-0.5000,  0.0000])
+    """
+
+    def slots(self) -> Mapping[str, float | None]:
+        return {"m": 0.0}
+
+    def numbers(self) -> Numbers:
+        return {"sigma": 0.0}
+
+    def prepare(self, stats: Statistics, numbers: Numbers, t: int) -> tuple[Step, Numbers]:
+        total = math.fsum(stats.weights)
+        one_over_r = math.fsum(w * w for w in stats.weights) / total**2
+        mean_sq = _whole(stats.mean_sq) / total**2
+        spread = max(0.0, _whole(stats.sum_sq) / total - mean_sq)
+        sigma, noise = numbers["sigma"] + one_over_r * mean_sq, one_over_r * spread
+        gain = sigma / (sigma + noise) if noise else 1.0
+        return partial(self.step, gain=gain), {"sigma": (1 - gain) * sigma}
+
+    def step(
+        self, theta: Tensor, mean: Tensor, s: float, slots: Slots, t: int, gain: float = 1.0
+    ) -> None:
+        m = slots["m"].mul_(1 - gain).add_(mean, alpha=gain * s)
+        theta.sub_(m, alpha=self.rate(t))
+
+
+def _whole(per_tensor: Mapping[str, float] | None) -> float:
+    """A squared norm of the whole model."""
+    if per_tensor is None:
+        raise ValueError("a statistic the optimizer needs was not measured: see Statistics")
+    return math.fsum(per_tensor.values())
+
+
 REGISTRY = {
     "sgd": SGD,
     "momentum": Momentum,
     "adam": Adam,
     "adagrad": Adagrad,
     "yogi": Yogi,
+    "schedule-free": ScheduleFree,
+    "dog": DoG,
+    "fedeve": FedEve,
 }

@@ -119,7 +119,8 @@ class Statistics:
     |             | `weights` then are some that have it |
     | `N` | the number of clients there are, where known |
     | `direction` | ⟨ḡ, m⟩ for an adapter that declares a running mean m of ḡ |
-    | `model_sq` | ‖θ‖² before the step, for an adapter that declares that it needs it |
+    | `model_sq` | ‖θ‖² before the step, for an adapter or optimizer that declares its need |
+    | `moved_sq` | ‖θ − θ_0‖² before the step, for an optimizer that keeps such a θ_0 |
 
     >>> Statistics({"w": 5.0}, {"w": 2.5}, {"w": 1.25}, (0.5, 0.5)).gsi_all  # √(5/1.25)
     2.0
@@ -133,6 +134,7 @@ class Statistics:
     direction: dict[str, float] | None = None
     model_sq: dict[str, float] | None = None
     weight_sq: float | None = None
+    moved_sq: dict[str, float] | None = None
 
     @property
     def r(self) -> int:

@@ -34,7 +34,7 @@ class Samples:
     keeps_updates: ClassVar[bool] = False  # needs the whole cohort at once
     needs_client: ClassVar[bool] = False  # remembers clients by their id
     normalises: ClassVar[bool] = True  # the weights are made to sum to 1
-    unbiased: ClassVar[bool] = True  # they do not prefer some updates for what they are
+    unbiased: ClassVar[bool] = True  # they prefer no updates for what they are
 
     def weigh(self, weight: float) -> float:
         """The weight known before the cohort is."""
@@ -45,6 +45,22 @@ class Samples:
     ) -> tuple[np.ndarray, WeightingState]:
         """The weights once the cohort is known, and what to remember of it."""
         return weights, state
+
+    def factor(self, client: Client, state: WeightingState, t: int) -> float:
+        """What the weight of a client's update is multiplied by, if `needs_client`.
+
+        Known before the cohort is, and the server's own: the guard, which bounds what clients
+        claim, does not look at it. t counts the rounds that stepped.
+        """
+        return 1.0
+
+    def divisor(self, population: int | None) -> float | None:
+        """What all weights are divided by, of so many clients; None: by their sum."""
+        return None if self.normalises else 1.0
+
+    def remember(self, clients: list[Client], state: WeightingState, t: int) -> WeightingState:
+        """What to remember of a round in which the updates of these clients counted."""
+        return state
 
     def restored(self, state: WeightingState) -> WeightingState:
         """A state that a file had; raises ValueError or TypeError if it cannot be one."""
@@ -98,7 +114,7 @@ class FedAdp(Samples):
         state = dict(state)
         smoothed = np.empty_like(angles)
         for k, (client, angle) in enumerate(zip(clients, angles, strict=True)):
-            key = f"{type(client).__name__}:{client}"  # 1 and "1" are two clients
+            key = _key(client)
             count, mean = state.get(key, [0.0, 0.0])
             state[key] = [count + 1, mean + (float(angle) - mean) / (count + 1)]
             smoothed[k] = state[key][1]
@@ -191,6 +207,78 @@ class Optimal(Samples):
         return state
 
 
+@dataclass(frozen=True, kw_only=True)
+class FedAU(Equal):
+    """w_k = ω_k/N, ω_k the mean interval between k's participations: rare clients count more.
+
+    An interval ends with a round in which k takes part, that round counted, or after K rounds
+    without; ω_k is the mean of those before this round, and 1 before the first. It estimates 1/p_k
+    for a client that takes part with probability p_k, so Σ_S ω_k g_k/N estimates the mean of all N
+    clients' updates, whoever is available how often. The weights do not sum to 1: at first, where
+    every ω is 1, they sum to r/N. Wang & Ji 2024, Alg. 2, arXiv:2306.03401.
+
+    Differs from the paper: rounds are those that stepped, and a client takes part if its update
+    counted. Where N is not known, Σ_S ω_k, which is N in expectation, stands for it.
+
+    >>> import torch
+    >>> from fedglad import Server, Update
+    >>> server = Server({"w": torch.zeros(1)}, weighting=FedAU())
+    >>> for cohort in ("ab", "a", "ab"):  # b's intervals will be 1 and 2
+    ...     updates = [Update({"w": torch.ones(1)}, client=name) for name in cohort]
+    ...     record = server.step(updates, population=2)
+    >>> record = server.step(updates, population=2)
+    >>> [client["weight"] for client in record.clients]  # 1/2 and (1 + 2)/2/2
+    [0.5, 0.75]
+    """
+
+    needs_client: ClassVar[bool] = True
+    normalises: ClassVar[bool] = False
+    unbiased: ClassVar[bool] = False
+    cutoff: Annotated[int, "K, the longest interval"] = 50
+
+    def __post_init__(self) -> None:
+        check(self, cutoff=(1 <= self.cutoff <= 10**9, "from 1 to 1e9"))
+
+    def factor(self, client: Client, state: WeightingState, t: int) -> float:
+        return self._before(client, state, t)[1]
+
+    def divisor(self, population: int | None) -> float | None:
+        return population or None
+
+    def remember(self, clients: list[Client], state: WeightingState, t: int) -> WeightingState:
+        state = dict(state)
+        for client in clients:
+            count, mean, waited = self._before(client, state, t)
+            state[_key(client)] = [
+                count + 1,
+                (count * mean + waited + 1) / (count + 1),
+                float(t + 1),
+            ]
+        return state
+
+    def _before(self, client: Client, state: WeightingState, t: int) -> tuple[float, float, float]:
+        """Before round t: a client's number of intervals, their mean, and the one not over yet."""
+        count, mean, since = state.get(_key(client), [0.0, 1.0, 0.0])
+        cut, waited = divmod(t - since, self.cutoff)
+        if cut > 0:
+            count, mean = count + cut, (count * mean + cut * self.cutoff) / (count + cut)
+        return count, mean, waited
+
+    def restored(self, state: WeightingState) -> WeightingState:
+        for key, values in state.items():
+            count, mean, since = map(checkpoint.finite, values)
+            if count < 1 or since < 1 or not 1 <= mean <= self.cutoff:
+                raise ValueError(
+                    f"FedAU's mean interval of {key} is {mean}, of {count} until round {since}"
+                )
+        return state
+
+
+def _key(client: Client) -> str:
+    """A client's name in a state: 1 and "1" are two clients."""
+    return f"{type(client).__name__}:{client}"
+
+
 def optimal_probabilities(u: np.ndarray, m: int) -> np.ndarray:
     """Optimal's p_k of the norms u_k; m/N each if all are zero.
 
@@ -218,4 +306,5 @@ REGISTRY = {
     "fedadp": FedAdp,
     "inverse-distance": InverseDistance,
     "optimal": Optimal,
+    "fedau": FedAU,
 }

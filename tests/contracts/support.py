@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from fedglad import Record, Server, Update
+from fedglad.averages import NoAverage
 from fedglad.estimators import Estimator
 from fedglad.filters import MultiKrum
 from fedglad.server.server import REGISTRIES
-from fedglad.weights import FedAdp, InverseDistance
 
 Parts = dict[str, Any]
 """Optimizer, adapter, filter, weighting, estimator and average by role: arguments of Server."""
@@ -29,6 +29,9 @@ TELLING: dict[str, dict[str, Any]] = {
     "momentum": {"nesterov": True},
     "adagrad": {"beta1": 0.9},
     "trimmed-mean": {"beta": 0.2},
+    "schedule-free": {"beta": 0.5},
+    "dog": {"reach": 0.5},
+    "fedau": {"cutoff": 2},
     "ema": {"beta": 0.5},
     "window": {"size": 2},
     "stale": {"beta": 0.7},
@@ -71,13 +74,20 @@ def refusal(parts: Parts) -> str | None:
     """The documented refusals (METHODS.md, section 6): the message of one that applies."""
     if parts["filter"].leaves_one and parts["adapter"].compares:
         return "leaves one update, so GSI is always 1 and .* has nothing to compare: use MultiKrum"
-    if parts["filter"].robust and parts["weighting"].keeps_updates:
+    weighting, optimizer = parts["weighting"], parts["optimizer"]
+    if parts["filter"].robust and (weighting.keeps_updates or not weighting.normalises):
         return "ignores weights, so .* would have no effect: use Equal or Samples"
     if isinstance(parts.get("estimator"), Estimator):
         if parts["filter"].robust or isinstance(parts["filter"], MultiKrum):
             return "takes those that are like each other: use filter.name = norm-clip, distrust or"
-        if isinstance(parts["weighting"], FedAdp | InverseDistance):
-            return "weighs them by what they are: use weighting.name = samples or equal"
+        if not weighting.unbiased:
+            return (
+                "weighs them by what they are, or how often they come: use weighting.name = samples"
+            )
+    if optimizer.reads_out and not isinstance(parts["average"], NoAverage):
+        return "keeps an average itself, .*, and .* would be a second one: use average.name = none"
+    if optimizer.reads_out and parts["adapter"].shrinks:
+        return "shrinks θ after the step, and .* makes θ anew from what it keeps"
     return None
 
 

@@ -41,6 +41,9 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("estimator", "strat", {"estimator.strata": "random", "estimator.most": 3}),
     ("server", "adam", {"server.schedule": "cosine"}),
     ("server", "momentum", {"server.schedule": "step", "server.over": 1}),
+    ("server", "sgd", {"server.schedule": "linear"}),
+    ("server", "dog", {"average.name": "poly", "average.gamma": 8}),
+    ("weighting", "fedau", {"sampler.availability": "bernoulli"}),
 ]
 CASES = [
     pytest.param(*row, adapter, id="-".join([row[1], *map(str, row[2].values()), adapter]))

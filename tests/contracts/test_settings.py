@@ -22,9 +22,9 @@ from fedglad import (
 )
 from fedglad.adapters import Adapter, FedExP, Fixed, Glad
 from fedglad.filters import Krum, MultiKrum, NormClip, TrimmedMean
-from fedglad.optimizers import SGD, Adagrad, Adam, Momentum, Yogi
+from fedglad.optimizers import SGD, Adagrad, Adam, DoG, FedEve, Momentum, ScheduleFree, Yogi
 from fedglad.server.server import REGISTRIES
-from fedglad.weights import FedAdp, InverseDistance
+from fedglad.weights import FedAdp, FedAU, InverseDistance
 
 from .support import ROWS, TELLING, Awkward
 
@@ -110,6 +110,10 @@ BAD: list[tuple[type, dict[str, Any], str]] = [
     (Adam, {"eps": 0.0}, "must be positive"),
     (Yogi, {"eps": -1e-3}, "must be positive"),
     (Yogi, {"betas": (0.9, 1.0)}, r"must be in \[0, 1\)"),
+    (ScheduleFree, {"beta": 1.0}, r"must be in \[0, 1\)"),
+    (ScheduleFree, {"beta": math.nan}, r"must be in \[0, 1\)"),
+    (DoG, {"reach": 0.0}, "must be from 1e-15 to 1e6"),
+    (FedAU, {"cutoff": 0}, "must be from 1 to 1e9"),
     (Adagrad, {"beta1": 1.0}, r"must be in \[0, 1\)"),
     (Adagrad, {"eps": math.inf}, "must be positive"),
     *(
@@ -171,6 +175,12 @@ EDGE: list[tuple[str, Any, dict[str, Any]]] = [
     ("optimizer", Yogi, {"eps": 1e-50}),
     ("optimizer", Adagrad, {"eps": 1e-50}),
     ("optimizer", Adagrad, {"eps": 1e30}),
+    ("optimizer", DoG, {"lr": 1e15, "reach": 1e6}),
+    ("optimizer", DoG, {"lr": 1e-46}),
+    ("optimizer", FedEve, {"lr": 1e15}),
+    ("optimizer", ScheduleFree, {"lr": 1e15}),
+    ("weighting", FedAU, {"cutoff": 10**9}),
+    ("weighting", FedAU, {"cutoff": 1}),
     ("adapter", Fixed, {"value": 1e300}),
     ("adapter", Fixed, {"value": 5e-324}),
     ("adapter", FedExP, {"eps": math.inf}),

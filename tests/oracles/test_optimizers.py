@@ -10,7 +10,17 @@ import torch
 
 from fedglad import Glad, Server, Update
 from fedglad.adapters import Fixed
-from fedglad.optimizers import SGD, Adagrad, Adam, Momentum, Optimizer, Yogi
+from fedglad.optimizers import (
+    SGD,
+    Adagrad,
+    Adam,
+    DoG,
+    FedEve,
+    Momentum,
+    Optimizer,
+    ScheduleFree,
+    Yogi,
+)
 
 Array = np.ndarray
 
@@ -147,7 +157,7 @@ def test_second_moments_see_the_raw_mean(optimizer: Optimizer):
     assert theta_after(optimizer, means, adapter=Fixed(value=2)) == pytest.approx(2 * plain)
 
 
-@pytest.mark.parametrize("optimizer", ALL, ids=repr)
+@pytest.mark.parametrize("optimizer", [*ALL, ScheduleFree(), DoG(), FedEve()], ids=repr)
 def test_a_tensor_that_never_moves_stays_exactly_where_it_is(optimizer: Optimizer):
     # m = 0 whatever v is: no 0/0
     assert theta_after(optimizer, [0, 0, 0]) == 0

@@ -9,7 +9,18 @@ import pytest
 import torch
 
 from fedglad import Server
-from fedglad.optimizers import REGISTRY, SGD, Adagrad, Adam, Momentum, Optimizer, Yogi
+from fedglad.optimizers import (
+    REGISTRY,
+    SGD,
+    Adagrad,
+    Adam,
+    DoG,
+    FedEve,
+    Momentum,
+    Optimizer,
+    ScheduleFree,
+    Yogi,
+)
 
 
 def steps(optimizer: Optimizer, means: list[float]) -> list[float]:
@@ -28,6 +39,13 @@ def test_cosine_by_hand():
     expected = [2, 1 + half, 1, 1 - half, 0, 0]
     optimizer = SGD(lr=2, schedule="cosine", over=4)
     assert steps(optimizer, [1] * 6) == pytest.approx(expected, rel=1e-12, abs=1e-15)
+    assert optimizer.rate(4) == optimizer.rate(1000) == 0
+
+
+def test_linear_by_hand():
+    # 2·(1, ¾, ½, ¼, 0), and 0 for ever
+    optimizer = SGD(lr=2, schedule="linear", over=4)
+    assert steps(optimizer, [1] * 6) == [2, 1.5, 1, 0.5, 0, 0]
     assert optimizer.rate(4) == optimizer.rate(1000) == 0
 
 
@@ -54,16 +72,20 @@ ALL: list[tuple[type[Optimizer], dict[str, Any]]] = [
     (Adagrad, {}),
     (Adagrad, {"beta1": 0.9}),
     (Yogi, {}),
+    (FedEve, {}),
 ]
+HISTORIES: list[tuple[type[Optimizer], dict[str, Any]]] = [(ScheduleFree, {}), (DoG, {})]
+"""Rules whose later steps depend on where the earlier ones led."""
 MEANS = [1.0, -0.5, 0.25, 2.0, 1e-3, -1.0]
 SCHEDULES: list[dict[str, Any]] = [
+    {"schedule": "linear", "over": 5},
     {"schedule": "cosine", "over": 5},
     {"schedule": "step", "over": 2, "drop": 0.3},
 ]
 
 
 def test_every_optimizer_is_tested():
-    assert {cls for cls, _ in ALL} == set(REGISTRY.values())
+    assert {cls for cls, _ in ALL + HISTORIES} == set(REGISTRY.values())
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: s["schedule"])
@@ -77,30 +99,35 @@ def test_every_step_is_the_constant_one_times_the_rate(cls: Any, own: Any, sched
     assert steps(scheduled, MEANS) == pytest.approx(expected, rel=1e-9, abs=1e-13)
 
 
-@pytest.mark.parametrize(("cls", "own"), ALL, ids=repr)
+@pytest.mark.parametrize(("cls", "own"), ALL + HISTORIES, ids=repr)
 def test_a_constant_rate_is_the_rate_itself(cls: Any, own: Any):
     optimizer = cls(lr=0.3, **own)
     assert {optimizer.rate(t) for t in range(1000)} == {0.3}
     assert steps(optimizer, MEANS) == steps(cls(lr=0.3, over=3, drop=0.5, **own), MEANS)
 
 
-def test_within_gives_a_cosine_its_end_and_changes_nothing_else():
+def test_within_gives_a_falling_rate_its_end_and_changes_nothing_else():
     assert SGD(schedule="cosine").within(50) == SGD(schedule="cosine", over=50)
+    assert SGD(schedule="linear").within(50) == SGD(schedule="linear", over=50)
     assert Adam(schedule="cosine", lr=0.1).within(8) == Adam(schedule="cosine", lr=0.1, over=8)
     for other in (SGD(), SGD(schedule="cosine", over=3), SGD(schedule="step", over=3)):
         assert other.within(50) is other
 
 
-def test_a_cosine_without_an_end_is_refused_before_the_first_round():
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_rate_without_an_end_is_refused_before_the_first_round(schedule: Any):
     message = r"SGD\(over=0\): must be the rounds until the rate is 0: set over=50, say, or call wi"
     with pytest.raises(ValueError, match=message):
-        Server({"w": torch.zeros(1)}, optimizer=SGD(schedule="cosine"))
+        Server({"w": torch.zeros(1)}, optimizer=SGD(schedule=schedule))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"schedule": "linear"}, r"\(schedule='linear'\): must be 'constant', 'cosine' or 'step'"),
+        (
+            {"schedule": "poly"},
+            r"\(schedule='poly'\): must be 'constant', 'linear', 'cosine' or 's",
+        ),
         ({"over": -1}, r"\(over=-1\): must be 0 or more"),
         ({"schedule": "step"}, r"\(over=0\): must be 1 or more with schedule='step': the rounds b"),
         ({"schedule": "step", "over": 2, "drop": 0}, r"\(drop=0\): must be in \(0, 1\]"),
@@ -140,6 +167,7 @@ def test_a_schedule_goes_on_after_a_resume_and_a_skipped_round_does_not_count(
 def test_a_rate_that_has_fallen_to_nothing_leaves_the_model_where_it_is(name: str):
     cls: Any = REGISTRY[name]
     for schedule in (
+        {"schedule": "linear", "over": 1},
         {"schedule": "cosine", "over": 1},
         {"schedule": "step", "over": 1, "drop": 1e-200},
     ):

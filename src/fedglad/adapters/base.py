@@ -69,6 +69,7 @@ class Adapter:
     compares: ClassVar[bool] = False  # means nothing for a cohort of one
     needs_model: ClassVar[bool] = False  # ‖θ‖² is in Statistics
     needs_population: ClassVar[bool] = False  # looks at the number of clients there are
+    shrinks: ClassVar[bool] = False  # multiplies θ after the step: `Factors.shrink`
 
     groups: Annotated[Grouping, GROUPS] = "tensor"
     min_group: Annotated[int, "a layer with a smaller tensor becomes one group"] = 1

@@ -106,6 +106,7 @@ class FedLWS(Adapter):
     """
 
     needs_model: ClassVar[bool] = True
+    shrinks: ClassVar[bool] = True
     groups: Annotated[Grouping, GROUPS] = "layer"
     slope: Annotated[float, "b: how much τ grows with the updates' spread"] = 0.03
     min_tau: Annotated[float, "the least τ"] = 0.01

@@ -141,7 +141,8 @@ class Config:
             for section, count in {"data": "clients", "sampler": "clients_per_round"}.items():
                 if hasattr(sections[section], count):
                     sections[section] = replace(sections[section], **{count: 1})
-        parts = {name: sections[name] for name in ("client", "sampler", "server", "estimator")}
+        named = ("client", "sampler", "server", "estimator", "average")
+        parts = {name: sections[name] for name in named}
         rules = [sections[name] for name in ("adapter", "filter", "weighting")]
         try:
             if not any(isinstance(one, Unloaded) for one in (*parts.values(), *rules)):

@@ -31,8 +31,9 @@ class Opened:
     | `steps` | the client's local steps, where known |
     | `trained` | whether the tensors are θ_k, not θ − θ_k |
     | `buffers`, `extra` | what goes with the parameters |
-    | `raw`, `sq`, `norm` | set once it is measured: the weight before all weights are made to sum |
-    |                     | to 1, ‖g‖² of each tensor, and ‖g‖, as they enter the mean |
+    | `raw`, `sq`, `norm` | set once it is measured: the weight that the guard looks at, ‖g‖² of |
+    |                     | each tensor, and ‖g‖, as they enter the mean |
+    | `factor` | what the weighting multiplies its weight with, past the guard |
     | `clip` | what the guard multiplies it with |
     | `far` | why it is left out, unless most are like it; "" for a usual one |
     | `lengths` | what the guard measured of it, and remembers if it is accepted |
@@ -49,10 +50,16 @@ class Opened:
     raw: float = field(init=False)
     sq: np.ndarray = field(init=False)
     norm: float = field(init=False)
+    factor: float = 1.0
     clip: float = 1.0
     far: str = ""
     lengths: dict[str, float] = field(default_factory=dict[str, float])
     place: int = -1
+
+    @property
+    def counted(self) -> float:
+        """Its weight before all weights are divided by their sum."""
+        return self.raw * self.factor
 
 
 def open_update(

@@ -72,12 +72,19 @@ def headline(grouped: Grouped, runs: Sequence[RunFigures]) -> list[dict[str, str
 def average(grouped: Grouped, runs: Sequence[RunFigures]) -> str | None:
     """What the averaged model is, in one sentence; None if no run tested one."""
     pairs = zip(grouped.views, runs, strict=True)
-    kinds = [view.config.get("average") for view, run in pairs if run["averaged"]]
+    kinds = [_averaging(view.config) for view, run in pairs if run["averaged"]]
     if not kinds:
         return None
     same = all(kind == kinds[0] for kind in kinds)
     what = _in_words(kinds[0]) if same else "an average of the models that a run’s server has had"
     return f"Averaged: {what}. It is what you may deploy; clients train on the newest model."
+
+
+def _averaging(config: Mapping[str, Any]) -> Any:
+    """The section of what averages: the optimizer, if it does so itself."""
+    server = config.get("server")
+    itself = isinstance(server, Mapping) and server.get("name") == "schedule-free"
+    return server if itself else config.get("average")
 
 
 def _in_words(section: Any) -> str:
@@ -95,6 +102,8 @@ def _in_words(section: Any) -> str:
             return f"the mean of the last {size:.0f} {models}"
         case "poly":
             return f"a mean of all {models}, in which later ones count more"
+        case "schedule-free":
+            return "the mean x of all points that the server’s own steps have reached"
         case _:
             return f"an average of the {models}"
 

@@ -155,7 +155,9 @@ def check_metric(search: Search, metric: str) -> None:
     if metric not in METRICS:
         raise ConfigError(f"--metric {metric!r} is no score: choose from {', '.join(METRICS)}")
     for task in search.tasks if metric in AVERAGED else ():
-        if not getattr(task.config.sections["average"], "test", False):
+        sections = task.config.sections
+        itself = getattr(sections["server"], "reads_out", None)  # the optimizer keeps one
+        if not itself and not getattr(sections["average"], "test", False):
             raise ConfigError(
                 f"--metric {metric!r} needs an average that is tested: --set average.name=ema"
             )

@@ -3,6 +3,7 @@
 from typing import Any
 
 from fedglad.adapters import Adapter
+from fedglad.averages import Average, NoAverage
 from fedglad.estimators import Estimator, NoEstimator
 from fedglad.filters import Filter
 from fedglad.optimizers import SGD, Optimizer
@@ -18,11 +19,12 @@ def refuse(
     sampler: Any = None,
     server: Optimizer | None = None,
     estimator: Estimator | NoEstimator | None = None,
+    average: Average | NoAverage | None = None,
 ) -> None:
     """Raises for a combination that cannot mean anything.
 
-    `client` and `sampler` are the settings of a client method (`fedglad.clients`) and of a sampler
-    (`fedglad.samplers`), where they are known.
+    `server` is the optimizer; `client` and `sampler` are the settings of a client method
+    (`fedglad.clients`) and of a sampler (`fedglad.samplers`), where they are known.
     """
     if sampler is not None:
         if sampler.own_weights and weighting != Samples():
@@ -43,15 +45,33 @@ def refuse(
             f"{_name(filter)} leaves one update, so GSI is always 1 and "
             f"{_name(adapter)} has nothing to compare: use MultiKrum with m > 1"
         )
-    if filter.robust and weighting.keeps_updates:
+    if filter.robust and (weighting.keeps_updates or not weighting.normalises):
         raise ValueError(
             f"{_name(filter)} ignores weights, so {_name(weighting)} would have no "
             "effect: use Equal or Samples"
         )
+    if server is not None and server.reads_out:
+        _refuse_second_average(server, adapter, average)
     if client is not None:
         _refuse_client(client, filter, weighting, server or SGD())
     if estimator is not None and not isinstance(estimator, NoEstimator):
         refuse_estimator(estimator, filter, weighting, client=client, sampler=sampler)
+
+
+def _refuse_second_average(
+    server: Optimizer, adapter: Adapter, average: Average | NoAverage | None
+) -> None:
+    """An optimizer that is read out makes θ anew from its slots in every round."""
+    if not isinstance(average, NoAverage | None):
+        raise ValueError(
+            f"{_name(server)} keeps an average itself, which is read out as `averaged`, and "
+            f"{_name(average)} would be a second one: use average.name = none"
+        )
+    if adapter.shrinks:
+        raise ValueError(
+            f"{_name(adapter)} shrinks θ after the step, and {_name(server)} makes θ anew from "
+            "what it keeps, so that nothing would be left of it: use server.name = sgd"
+        )
 
 
 def _refuse_client(client: Any, filter: Filter, weighting: Samples, server: Optimizer) -> None:
@@ -99,7 +119,7 @@ def refuse_estimator(
     if not weighting.unbiased:
         raise ValueError(
             f"{name} estimates the mean of all clients' updates, and {_name(weighting)} weighs "
-            "them by what they are: use weighting.name = samples or equal"
+            "them by what they are, or how often they come: use weighting.name = samples or equal"
         )
     if client is not None and client.needs_mean:
         raise ValueError(
@@ -119,6 +139,15 @@ def refuse_estimator(
             f"{name} is right for cohorts drawn anew in every round, and with availability = "
             f"{sampler.availability!r} who can be reached depends on the round before: use "
             "sampler.availability = bernoulli, or estimator.name = mifa, which asks for no chance"
+        )
+
+
+def refuse_shift(server: Optimizer) -> None:
+    """Raises for an optimizer that would undo what a client method's server half adds to θ."""
+    if server.reads_out:
+        raise ValueError(
+            f"the client method moves θ after the step, and {_name(server)} makes θ anew from "
+            "what it keeps, so that nothing would be left of it: use optimizer=SGD()"
         )
 
 

@@ -77,6 +77,7 @@ class Intake:
     | `base`, `base_buffers` | the model as the clients received it |
     | `limits` | what norm and weight is usual; the server keeps it if the round steps |
     | `model_norm` | ‖θ‖, where no norm of an update is known yet |
+    | `round`, `population` | rounds that stepped; the number of clients there are, if known |
     | `total` | Σ w g, and in the end the mean |
     | `scores` | what judges the clients, each by its update |
     | `taking` | what keeps the updates for an estimator |
@@ -99,6 +100,8 @@ class Intake:
     limits: Limits
     model_norm: float
     total: Sum
+    round: int = 0
+    population: int | None = None
     scores: Scores | None = None
     taking: Taking | None = None
     entries: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -134,9 +137,11 @@ class Intake:
     def take(self, updates: Iterable[Any]) -> Statistics:
         """Consumes the updates; raises Skipped if they make no round. The mean is in `total`."""
         parts = (self.filter, self.weighting)
-        if self.wants_distances or any(part.keeps_updates for part in parts):
-            return self._keep(updates)
-        return self._stream(updates)
+        kept = self.wants_distances or any(part.keeps_updates for part in parts)
+        stats = self._keep(updates) if kept else self._stream(updates)
+        clients: list[Client] = [update.entry["id"] for update in self.accepted]
+        self.weighting_state = self.weighting.remember(clients, self.weighting_state, self.round)
+        return stats
 
     def _stream(self, updates: Iterable[Any]) -> Statistics:
         """Adds each update and lets it go.
@@ -160,7 +165,7 @@ class Intake:
             self.require_usual("weight", self.limits.heaviest, "cut")
         self.require_usual("extra", EXTRA, "left out")
         self._require_enough()
-        shares, factor = self.share([update.raw for update in self.accepted], self.unit)
+        shares, factor = self.share([update.counted for update in self.accepted], self.unit)
         sq = np.array([update.sq for update in self.accepted])
         mean_sq = self.total.mean_sq(factor)
         if filter.scales:
@@ -176,14 +181,16 @@ class Intake:
             self.add(accepted)
             self.settle()
             return
-        hoped = _relative([self.weighting.weigh(update.weight) for update in opened])
-        squares = self.accumulate(opened, [(self.total, hoped)], factor=1 / math.fsum(hoped))
+        weighed = [self.weighting.weigh(update.weight) * update.factor for update in opened]
+        hoped = _relative(weighed)
+        factor = self._mean_of(hoped, weighed[0])
+        squares = self.accumulate(opened, [(self.total, hoped)], factor=factor)
         accepted = self._judged(opened, squares)
         self._heed()
-        weights = _relative([update.raw for update in accepted]) if accepted else []
+        weights = _relative([update.counted for update in accepted]) if accepted else []
         if weights == hoped and all(update.clip == 1 and not update.far for update in accepted):
             for update in accepted:
-                self._add_rest(update, update.raw, self._near)
+                self._add_rest(update, update.counted, self._near)
         else:
             self.total.clear()
             self.add(accepted)
@@ -256,7 +263,7 @@ class Intake:
                 total = Sum(self.layout)
                 self._far = Totals(self.layout, total, self.filter.scales, self.wants_extra)
             totals = self._far if far and self._far else self._near
-            plain = [update.raw / self.unit * update.clip for update in chosen]
+            plain = [update.counted / self.unit * update.clip for update in chosen]
             into = [(totals.unfiltered, plain)]
             if self.filter.scales:
                 pairs = zip(plain, chosen, strict=True)
@@ -264,7 +271,7 @@ class Intake:
                 into.append((totals.total, scaled))
             self.accumulate(chosen, into, measure=False)
             for update in chosen:
-                self._add_rest(update, update.raw, totals)
+                self._add_rest(update, update.counted, totals)
 
     def _keep(self, updates: Iterable[Any]) -> Statistics:
         """Keeps every update, for what needs the whole cohort; costs one model an update."""
@@ -293,7 +300,7 @@ class Intake:
         kept = [cast(Tensor, update.tensors) for update in self.accepted]
         gram = Gram(layout, kept, max(update.norm for update in self.accepted))
         everyone = range(len(kept))
-        raw = [update.raw for update in self.accepted]
+        raw = [update.counted for update in self.accepted]
         sq = np.array([update.sq for update in self.accepted])
         clips = np.array([filter.scale(update.norm) for update in self.accepted])
         shares, _ = self.share(raw)
@@ -384,6 +391,10 @@ class Intake:
             parts = [part for update in opened for part in (update, update.extra) if part]
             vectors = [part.tensors for part in parts if isinstance(part.tensors, Tensor)]
             padded = any(have_padding(self.layout, vector) for vector in vectors)
+        if self.weighting.needs_client:
+            for update in opened:
+                client: Client = update.entry["id"]
+                update.factor = self.weighting.factor(client, self.weighting_state, self.round)
         return [update for update in opened if not self._padded(update)] if padded else opened
 
     def _well_formed(self, bundle: Bundle) -> bool:
@@ -495,7 +506,7 @@ class Intake:
         update.lengths["weight"] = update.raw
         self._cut_weight(update, self.limits.cap(update.raw))
         if not self.accepted:
-            self._unit = update.raw
+            self._unit = update.counted
         self.accepted.append(update)
 
     def _measure(
@@ -573,11 +584,16 @@ class Intake:
         """Weights, mostly of sum 1, noted in the record, and what the relative ones are times."""
         unit = weights[0] if unit is None else unit
         relative = [weight / unit for weight in weights]
-        factor = 1 / math.fsum(relative) if self.weighting.normalises else unit
+        factor = self._mean_of(relative, unit)
         shares = np.array(relative) * factor
         for update, share in zip(self.accepted, shares.tolist(), strict=True):
             update.entry["weight"] = share
         return shares, factor
+
+    def _mean_of(self, relative: list[float], unit: float) -> float:
+        """What weights over `unit` are multiplied with to be those of the mean."""
+        divisor = self.weighting.divisor(self.population)
+        return 1 / math.fsum(relative) if divisor is None else unit / divisor
 
     def mean_loss(self) -> float | None:
         """The mean of the accepted clients' losses by their shares, of those that are known."""

@@ -23,10 +23,10 @@ from fedglad.core.sampling import Coordinates
 from fedglad.core.validate import as_number
 from fedglad.estimators import Estimator, NoEstimator
 from fedglad.filters import Filter
-from fedglad.optimizers import SGD, Optimizer
+from fedglad.optimizers import SGD, Optimizer, Step
 from fedglad.records import Record, Statistics, Update
 from fedglad.server.averaged import Averaged
-from fedglad.server.compatibility import refuse, refuse_sums
+from fedglad.server.compatibility import refuse, refuse_shift, refuse_sums
 from fedglad.server.estimated import Estimated, Taking
 from fedglad.server.from_sums import Sums, take_sums
 from fedglad.server.intake import Intake, Outweighed, Skipped
@@ -131,7 +131,14 @@ class Server:
         self.guard = guard
         self.distances = distances
         self.trust = trust
-        refuse(self.adapter, self.filter, self.weighting, estimator=self.estimator)
+        refuse(
+            self.adapter,
+            self.filter,
+            self.weighting,
+            server=self.optimizer,
+            estimator=self.estimator,
+            average=self.average,
+        )
         if self.filter.needs_trust and not trust:
             raise ValueError(
                 f"{self.filter} leaves out whom Trust flags, and trust=None flags nobody"
@@ -144,8 +151,10 @@ class Server:
         self._buffers = {name: value.clone() for name, value in named_buffers.items()}
         self._total = Sum(self.layout)
         self._slots = {
-            name: self.layout.zeros().fill_(value) for name, value in self.optimizer.slots().items()
+            name: self._theta.clone() if value is None else self.layout.zeros().fill_(value)
+            for name, value in self.optimizer.slots().items()
         }
+        self._numbers = dict(self.optimizer.numbers())
         self._groups = self.adapter.group(
             dict(zip(self.layout.names, self.layout.numels, strict=True))
         )
@@ -185,9 +194,15 @@ class Server:
     def averaged(self) -> dict[str, Tensor]:
         """The average of the models so far, as `model.load_state_dict` takes it.
 
-        Before the first round that steps it is the model itself.
+        Before the first round that steps it is the model itself. An optimizer may keep one itself
+        (`ScheduleFree`): then it is that, with the newest buffers.
         """
-        return self._whole(self._average.x, self._average.buffers)
+        return self._whole(*self._read_out)
+
+    @property
+    def has_average(self) -> bool:
+        """Whether there is an average to read, of `average` or of the optimizer itself."""
+        return self._averaged is not None or self.optimizer.reads_out is not None
 
     @property
     def packed(self) -> tuple[Tensor, dict[str, Tensor]]:
@@ -197,13 +212,16 @@ class Server:
     @property
     def packed_average(self) -> tuple[Tensor, dict[str, Tensor]]:
         """The same of the average."""
-        return self._received(self._average.x), self._average.buffers
+        flat, buffers = self._read_out
+        return self._received(flat), buffers
 
     @property
-    def _average(self) -> Averaged:
+    def _read_out(self) -> tuple[Tensor, dict[str, Tensor]]:
+        if self.optimizer.reads_out is not None:
+            return self._slots[self.optimizer.reads_out], self._buffers
         if self._averaged is None:
             raise ValueError("this server keeps no average: give it one, Server(average=EMA())")
-        return self._averaged
+        return self._averaged.x, self._averaged.buffers
 
     def _new_average(self) -> Averaged | None:
         if isinstance(self.average, NoAverage):
@@ -249,8 +267,8 @@ class Server:
         """One round: consumes the updates in their order and moves the model.
 
         Each is an `Update` or a plain {name: θ − θ_k}. `population` is the number N of clients
-        there are, for adapters and estimators that use it. Whatever is wrong with an update is in
-        the record; if the updates' iterator raises, nothing has changed.
+        there are, for adapters, weightings and estimators that use it. Whatever is wrong with an
+        update is in the record; if the updates' iterator raises, nothing has changed.
 
         `importance` is for an estimator and a cohort whose weights are those of its draw: what each
         of its clients counts in the mean of all, 1 on average, as N n_k/n.
@@ -266,7 +284,7 @@ class Server:
         taking = None
         if self._estimated:
             taking = Taking(self._estimated, population, importance)
-        intake = self.intake(self._total, scores, taking)
+        intake = self.intake(self._total, scores, taking, population)
         try:
             return self._advance(intake, intake.take(updates), population)
         except Skipped as reason:
@@ -369,7 +387,10 @@ class Server:
                 if samples.shape[1:] == self._coordinates.flat.shape:  # of the same settings
                     kept = Kept.of(saved["trust"], samples)
             weighting = saved["weighting"]["state"].items()
-            weighting_state = {key: checkpoint.numbers(values) for key, values in weighting}
+            weighting_state = self.weighting.restored(
+                {key: checkpoint.numbers(values) for key, values in weighting}
+            )
+            numbers = self._restored_numbers(saved["optimizer"].get("numbers", {}))
             began = "average" in saved and "count" in saved["average"]
             count = checkpoint.whole_number(saved["average"]["count"]) if began else 0
             memory = self._new_memory()
@@ -385,10 +406,19 @@ class Server:
         self.round, self._limits, self._kept = done, limits, kept
         self._estimated = memory
         self._method_state, self._adapter_state = method_state, adapter_state
-        self._weighting_state = weighting_state
+        self._weighting_state, self._numbers = weighting_state, numbers
+
+    def _restored_numbers(self, saved: Mapping[str, Any]) -> dict[str, float]:
+        if saved.keys() != self._numbers.keys():
+            raise CheckpointError(f"the optimizer's numbers are {[*saved]}, not {[*self._numbers]}")
+        return {name: checkpoint.finite(value) for name, value in saved.items()}
 
     def intake(
-        self, total: Sum, scores: Scores | None = None, taking: Taking | None = None
+        self,
+        total: Sum,
+        scores: Scores | None = None,
+        taking: Taking | None = None,
+        population: int | None = None,
     ) -> Intake:
         """What takes in the next round's updates, and adds them to `total`."""
         model_norm = 0.0
@@ -406,6 +436,8 @@ class Server:
             base=self._received(self._theta),
             base_buffers=self._buffers,
             limits=self._limits.copy(),
+            round=self.round,
+            population=population,
             scores=scores,
             taking=taking,
             model_norm=model_norm,
@@ -418,16 +450,23 @@ class Server:
         Raises Skipped before anything has changed.
         """
         layout, mean = self.layout, self._total.flat
-        direction = model_sq = None
+        direction = model_sq = moved_sq = None
         if self._direction is not None:
             direction = layout.named(products(layout, mean, self._direction))
-        if self.adapter.needs_model:
+        if self.adapter.needs_model or self.optimizer.distance_from:
             model_sq = layout.named(norms_sq(layout, self._theta))
-        stats = replace(stats, N=population, direction=direction, model_sq=model_sq)
+        if self.optimizer.distance_from:
+            moved = self._theta - self._slots[self.optimizer.distance_from]
+            moved_sq = layout.named(norms_sq(layout, moved))
+        stats = replace(
+            stats, N=population, direction=direction, model_sq=model_sq, moved_sq=moved_sq
+        )
         method_state, shift = self._method_state, None
         if self.method is not None and intake.extra is not None:
             count = len(intake.accepted)
             method_state, shift = self.method(mean, intake.extra.flat, count, method_state)
+        if shift is not None:
+            refuse_shift(self.optimizer)
         factors, adapter_state = self.adapter.adapt(
             stats, self._groups, self._adapter_state, self.round
         )
@@ -440,7 +479,9 @@ class Server:
         if intake.taking is not None and estimate is not None:
             intake.taking.commit()
             mean.copy_(estimate)
-        self._move(stats, factors, shift)
+        step, numbers = self.optimizer.prepare(stats, self._numbers, self.round)
+        self._move(stats, factors, shift, step)
+        self._numbers = dict(numbers)
         self._buffers.update(intake.new_buffers())
         if self._averaged:
             self._averaged.finish(self._buffers)
@@ -466,7 +507,7 @@ class Server:
         except ArithmeticError as error:
             raise Skipped(str(error)) from None
 
-    def _move(self, stats: Statistics, factors: Factors, shift: Tensor | None) -> None:
+    def _move(self, stats: Statistics, factors: Factors, shift: Tensor | None, step: Step) -> None:
         """The optimizer's step, block by block in the cache."""
         mean = self._total.flat
         scale = factors.scale[self._groups.index].tolist()
@@ -477,7 +518,7 @@ class Server:
         for block in self.layout.blocks:
             for span, s in stretches(block, scale):
                 slots = {name: slot[span] for name, slot in self._slots.items()}
-                self.optimizer.step(self._theta[span], mean[span], s, slots, self.round)
+                step(self._theta[span], mean[span], s, slots, self.round)
             if shrink is not None:
                 for span, s in stretches(block, shrink):
                     self._theta[span].mul_(s)
@@ -542,6 +583,8 @@ class Server:
                 for role, registry in REGISTRIES.items()
             },
         }
+        if self._numbers:
+            meta["optimizer"] |= {"numbers": self._numbers}
         meta["adapter"] |= {"groups": list(self._groups.labels), "state": adapter}
         meta["weighting"] |= {"state": self._weighting_state}
         if self._averaged:

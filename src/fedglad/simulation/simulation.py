@@ -119,7 +119,7 @@ class Simulation(Driver):
             tested = self.t % parts.eval_every == 0 or self.t == parts.rounds
             loss, accuracy = self.engine.evaluate(server.packed) if tested else (None, None)
             averaged = (None, None)
-            if tested and parts.average and parts.average.test:
+            if tested and (parts.average.test if parts.average else server.has_average):
                 averaged = self.engine.evaluate(server.packed_average)
             yield Round(
                 t,
