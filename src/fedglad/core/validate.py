@@ -31,6 +31,7 @@ class Opened:
     | `steps` | the client's local steps, where known |
     | `trained` | whether the tensors are θ_k, not θ − θ_k |
     | `buffers`, `extra` | what goes with the parameters |
+    | `changed` | which buffers differ from those that were sent out, where the guard looks |
     | `raw`, `sq`, `norm` | set once it is measured: the weight before all weights are made to sum |
     |                     | to 1, ‖g‖² of each tensor, and ‖g‖, as they enter the mean |
     | `clip` | what the guard multiplies it with |
@@ -45,6 +46,7 @@ class Opened:
     trained: bool = False
     buffers: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     extra: "Opened | None" = None
+    changed: np.ndarray | None = None
     raw: float = field(init=False)
     sq: np.ndarray = field(init=False)
     norm: float = field(init=False)
@@ -54,7 +56,7 @@ class Opened:
 
 
 def open_update(
-    update: Update, layout: Layout, entry: dict[str, Any], *, wants_extra: bool
+    update: Update, layout: Layout, entry: dict[str, Any], *, wants_extra: bool, wants_steps: bool
 ) -> Opened:
     """The update, opened; raises Rejected unless names, shapes and dtypes are the model's."""
     weight = _weight(update.weight)
@@ -72,7 +74,10 @@ def open_update(
         if update.extra is None:
             raise Rejected("the method needs Update(extra=...), and there is none")
         extra = Opened({}, 1.0, _tensors(update.extra, layout, "extra"))
-    return Opened(entry, weight, tensors, _steps(update.steps), trained, buffers, extra)
+    steps = _steps(update.steps)
+    if wants_steps and steps is None:
+        raise Rejected(f"the method needs Update(steps=...), got {_shown(update.steps)}")
+    return Opened(entry, weight, tensors, steps, trained, buffers, extra)
 
 
 def as_number(value: Any) -> float | None:
