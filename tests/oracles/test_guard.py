@@ -1,7 +1,9 @@
 """The guard by hand: what is usual, what is cut, what is left out, and who can lead it."""
 
+import json
 import math
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -577,6 +579,16 @@ def test_an_id_of_ten_megabytes_is_not_kept():
         "sq_norm": None,
         "rejected": "the client's id is longer than 200 characters",
     }
+
+
+@pytest.mark.parametrize("guard", [Guard(), None], ids=["guarded", "unguarded"])
+def test_an_id_of_more_digits_than_python_prints_is_not_kept(guard: Guard | None, tmp_path: Path):
+    server = zero(guard=guard)
+    record = server.step([one(1.0, client=10**5000), one(1.0, client=2**127)])
+    assert record.clients[0]["rejected"] == "the client's id is a number of more than 128 bits"
+    assert [client["id"] for client in record.clients] == [None, 2**127]
+    json.dumps(record.to_dict())
+    server.save(tmp_path / "state")
 
 
 def test_a_tensors_name_of_ten_megabytes_is_not_kept():

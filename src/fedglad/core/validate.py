@@ -17,6 +17,7 @@ from fedglad.records import Update
 WEIGHTS = (1e-12, 1e18)  # what a float32 sum of weighted updates can hold
 FEW = 16  # gaps that are looked at one by one
 LONGEST = 200  # characters of a client's id
+BITS = 128  # of an id that is a number
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from fedglad.core.gram import Gram, trimmed_mean
 from fedglad.core.guard import MAX_NORM, Limits, Rejected
 from fedglad.core.layout import Layout
 from fedglad.core.validate import (
+    BITS,
     LONGEST,
     WEIGHTS,
     Opened,
@@ -463,6 +464,8 @@ class Intake:
         if isinstance(name, str) and len(name) > LONGEST:
             entry["id"] = f"{name[:20]}…"
             raise Rejected(f"the client's id is longer than {LONGEST} characters")
+        if isinstance(name, int) and name.bit_length() > BITS:
+            raise Rejected(f"the client's id is a number of more than {BITS} bits")
         entry["id"] = name
         if name is None or not self.limits.guard:
             return
