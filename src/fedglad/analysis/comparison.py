@@ -225,6 +225,9 @@ def _believed(
     elif len(records) == config.get("rounds") and (wrong := disagreement(summary, records)):
         doubts.append(f"{wrong}: the rounds count")
         summary = {**summary, **figures(records)}
+    elif len(records) != config.get("rounds"):
+        rounds = f"{len(records)} of {config.get('rounds')} rounds"
+        doubts.append(f"rounds.jsonl has {rounds}, and the summary counts")
     return summary, doubts
 
 
