@@ -158,7 +158,7 @@ class Krum(MultiKrum):
 class TrimmedMean(Filter):
     """Per coordinate, the mean without the ⌊βn⌋ smallest and largest (Yin et al. 2018).
 
-    Ignores weights. GSI then uses the robust mean and may be below 1. arXiv:1803.01498.
+    Ignores weights. GSI then takes both of its means over what is not dropped. arXiv:1803.01498.
 
     >>> import fedglad, torch
     >>> server = fedglad.Server({"w": torch.zeros(1)}, filter=TrimmedMean(beta=0.2))
@@ -182,7 +182,7 @@ class TrimmedMean(Filter):
 class Median(Filter):
     """Per coordinate, the median (Yin et al. 2018, arXiv:1803.01498).
 
-    Ignores weights. GSI then uses the median and may be below 1. Of an even number of updates,
+    Ignores weights. GSI then takes both of its means over the middle. Of an even number of updates,
     the mean of the middle two: a trimmed mean that leaves one or two.
 
     >>> import fedglad, torch

@@ -327,8 +327,10 @@ def test_a_length_is_the_sum_of_what_each_gradient_counts(rho: float, steps: int
 
 def test_fednova_needs_the_numbers_of_steps():
     server = Server({"w": torch.zeros(1)}, method=FedNova().server)
-    record = server.step([Update({"w": torch.ones(1)}, steps=2), Update({"w": torch.ones(1)})])
-    assert record.reason == "the method needs Update(steps=...), and there is one without"
+    sent = [Update({"w": torch.ones(1)}, steps=steps) for steps in (2, None)]
+    record = server.step(sent)
+    assert record.stepped
+    assert record.rejected == {"#1": "the method needs Update(steps=...), got None"}
 
 
 @pytest.mark.parametrize(

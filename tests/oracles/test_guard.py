@@ -1,7 +1,9 @@
 """The guard by hand: what is usual, what is cut, what is left out, and who can lead it."""
 
+import json
 import math
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,6 +57,22 @@ def test_in_the_first_round_a_norm_is_compared_with_the_model(theta: list[float]
         record = server.step([one(length, client="long"), one(1.0), one(1.0)])
         assert list(record.rejected) == rejected
         assert "clipped" not in record.clients[0]
+
+
+@FORMS
+def test_a_first_round_with_a_norm_far_from_the_others_is_skipped_once(form: Form):
+    # ‖θ‖ = 50: 100·50 is allowed by the model, but 4,000 is far from the others' 1
+    server = Server({"w": torch.tensor([30.0, 40.0])})
+    cohort = [one(4000.0, client="hostile"), *(one(1.0) for _ in range(4))]
+    record = server.step(form(cohort))
+    assert record.reason == (
+        "norm 4000 is more than 100 times the median of the first round's: "
+        "it will be left out from the next round on"
+    )
+    assert float(server.params["w"][0]) == 30
+    record = server.step(form(cohort))
+    assert record.stepped
+    assert list(record.rejected) == ["hostile"]
 
 
 @FORMS
@@ -375,6 +393,25 @@ def test_a_first_round_with_an_unusual_extra_is_skipped_once(form: Form):
     assert list(record.rejected) == ["hostile"]
 
 
+@FORMS
+def test_an_extra_where_the_others_have_none_stops_one_round_alone(form: Form):
+    server = Server({"w": torch.zeros(2)}, method=Scaffold().among(3).server)
+    usual = [one(1.0, extra={"w": torch.zeros(2)}) for _ in range(3)]
+    cohort = [*usual, one(1.0, extra={"w": torch.ones(2)}, client="hostile")]
+    records = [server.step(form(cohort)) for _ in range(3)]
+    assert [record.stepped for record in records] == [False, True, True]
+    assert list(records[-1].rejected) == ["hostile"]
+
+
+@pytest.mark.parametrize("steps", [None, 0, -3, 5.5, "7", 10**400], ids=lambda x: str(x)[:5])
+def test_who_sends_no_number_of_steps_does_not_stop_the_round(steps: Any):
+    server = Server({"w": torch.zeros(2)}, method=FedNova(optimizer="sgd").server)
+    record = server.step([one(1.0, steps=5), one(1.0, steps=steps, client="hostile")])
+    assert record.stepped
+    assert "needs Update(steps=...)" in record.rejected["hostile"]
+    assert moved(server) == pytest.approx(5)
+
+
 @pytest.mark.parametrize("filter", [Median(), TrimmedMean(beta=0.34)], ids=repr)
 def test_a_robust_mean_is_one_of_extras_too(filter: Any):
     # 1, 1, 5: the middle is 1, times three clients, over a population of three
@@ -429,6 +466,68 @@ def test_buffers_that_moved_too_far_are_cut_or_left_out(form: Form):
 
 
 @FORMS
+def test_a_first_round_with_buffers_far_from_the_others_is_skipped_once(form: Form):
+    server = norm()
+    cohort = [*(trained(0.1, 1.1) for _ in range(3)), trained(1e5, 1.1, client="hostile")]
+    assert "buffers 1e+05 is more than 100 times" in (server.step(form(cohort)).reason or "")
+    record = server.step(form(cohort))
+    assert list(record.rejected) == ["hostile"]
+    assert float(server.state["running_mean"]) == pytest.approx(0.1)
+
+
+class Fixed(nn.Module):
+    """A model with tables that are no statistics, beside those that are."""
+
+    def __init__(self, statistics: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2))
+        self.norm = nn.BatchNorm1d(1) if statistics else nn.Identity()
+        self.register_buffer("table", torch.tensor([0.5, 0.25]))
+        self.register_buffer("positions", torch.arange(3))
+        self.register_buffer("mask", torch.tensor([False, True]))
+        self.register_buffer("nothing", torch.zeros(0))
+
+
+@FORMS
+@pytest.mark.parametrize("filter", [None, TrimmedMean(beta=0.1), MultiKrum(f=1)], ids=repr)
+@pytest.mark.parametrize("statistics", [False, True])
+@pytest.mark.parametrize(
+    ("name", "sent"),
+    [
+        ("table", torch.tensor([0.5, 0.3])),
+        ("table", torch.full((2,), 1e5)),
+        ("positions", torch.full((3,), 10**6)),
+        ("mask", torch.tensor([True, True])),
+    ],
+)
+def test_what_nearly_everybody_leaves_as_it_is_stays(
+    form: Form, filter: Any, statistics: bool, name: str, sent: torch.Tensor
+):
+    server = Server(Fixed(statistics), filter=filter)
+    before = {key: value.clone() for key, value in server.state.items()}
+    for _ in range(3):
+        cohort: list[Update] = []
+        for k in range(6):
+            state = {key: value.clone() for key, value in server.state.items()}
+            state["weight"] = state["weight"] + 1 + 0.01 * k
+            if statistics:
+                state["norm.running_mean"] = state["norm.running_mean"] + 0.1
+            cohort.append(Update(model={**state, **({name: sent} if k == 3 else {})}))
+        server.step(form(cohort))
+    assert all(
+        torch.equal(server.state[key], before[key]) for key in ("table", "positions", "mask")
+    )
+    assert (float(server.state["norm.running_mean"]) > 0) if statistics else True
+
+
+def test_what_half_of_the_clients_change_is_averaged():
+    server = Server({"w": torch.zeros(1), "table": torch.zeros(1)}, buffers=["table"])
+    sent = [{"w": torch.ones(1), "table": torch.tensor([x])} for x in (0.0, 0.5)]
+    server.step([Update(model=model) for model in sent])
+    assert float(server.state["table"]) == 0.25
+
+
+@FORMS
 def test_a_counter_neither_falls_nor_jumps(form: Form):
     server = norm()
     server.step(form([trained(0.1, 1.1, 50) for _ in range(3)]))
@@ -480,6 +579,16 @@ def test_an_id_of_ten_megabytes_is_not_kept():
         "sq_norm": None,
         "rejected": "the client's id is longer than 200 characters",
     }
+
+
+@pytest.mark.parametrize("guard", [Guard(), None], ids=["guarded", "unguarded"])
+def test_an_id_of_more_digits_than_python_prints_is_not_kept(guard: Guard | None, tmp_path: Path):
+    server = zero(guard=guard)
+    record = server.step([one(1.0, client=10**5000), one(1.0, client=2**127)])
+    assert record.clients[0]["rejected"] == "the client's id is a number of more than 128 bits"
+    assert [client["id"] for client in record.clients] == [None, 2**127]
+    json.dumps(record.to_dict())
+    server.save(tmp_path / "state")
 
 
 def test_a_tensors_name_of_ten_megabytes_is_not_kept():

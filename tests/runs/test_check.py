@@ -20,6 +20,7 @@ from fedglad.cli import app
 from fedglad.config.schema import Config, load
 from fedglad.core import checkpoint, checksums
 from fedglad.runs import Run, RunError, check, execute
+from fedglad.studies.paper.results import export
 from tests.runs.test_runs import stopped
 
 PLAIN = {**TINY, "engine.name": "serial", "rounds": 6, "checkpoint_every": 2}
@@ -413,6 +414,76 @@ def test_compare_does_not_believe_a_forged_summary(
     assert "summary.json has last10_accuracy 0.999, its rounds give 0." in note
     assert note.endswith("the rounds count")
     assert states(folder)["summary.json"] == "damaged"
+
+
+@pytest.mark.parametrize("left", [5, 0])
+def test_compare_says_if_a_forged_summary_has_not_all_rounds_to_be_held_against(
+    copy: Callable[[str], Path], left: int
+):
+    folder = copy("plain")
+    forged(folder, old=True)
+    lines = (folder / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (folder / "rounds.jsonl").write_text("".join(lines[:left]))
+    if not left:
+        (folder / "rounds.jsonl").unlink()
+    said = f"{folder}: rounds.jsonl has {left} of 6 rounds, and the summary counts"
+    assert compare([folder]).notes == [said]
+
+
+@pytest.mark.parametrize("summary", ['{"final_accuracy": 0.5}', '{"versions": 7}', "{}"])
+def test_a_summary_that_lacks_a_number_is_not_exported_and_no_traceback(
+    copy: Callable[[str], Path], tmp_path: Path, summary: str
+):
+    folder = copy("plain")
+    (folder / "summary.json").write_text(summary)
+    written, notes = export([folder], tmp_path)
+    assert written == []
+    assert "summary.json is damaged: it has no 'last10_accuracy'" in notes[0]
+
+
+DEEP = f"rounds = {'[' * 5000}{']' * 5000}".encode()
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", DEEP, b"rounds = "], ids=["bytes", "deep", "cut"])
+def test_settings_that_cannot_be_read_are_damaged_and_no_traceback(
+    copy: Callable[[str], Path], content: bytes
+):
+    folder = copy("plain")
+    (folder / "config.toml").write_bytes(content)
+    assert states(folder)["config.toml"] == "damaged"
+    for verb in (("compare", folder), ("replay", folder), ("run", folder / "config.toml")):
+        done = call(*verb)
+        assert done.exit_code == 2, (verb, done.exception)
+
+
+def test_what_steers_a_terminal_is_only_shown(copy: Callable[[str], Path], made: dict[str, Path]):
+    folder = copy("plain")
+    path = folder / "config.toml"
+    path.write_text(path.read_text().replace('name = "none"', r'name = "\u001b]0;x\u0007"', 1))
+    done = call("compare", folder, made["plain"])
+    assert done.exit_code == 0
+    assert not {"\x1b", "\x07"} & set(done.output)
+    assert r"\x1b]0;x\x07" in done.output
+
+
+@pytest.mark.parametrize("name", ["log.txt", "checkpoints", "memories"])
+@pytest.mark.parametrize("option", ["--resume", "--force"])
+def test_a_run_follows_no_link_out_of_its_folder(
+    copy: Callable[[str], Path], tmp_path: Path, name: str, option: str
+):
+    folder, mine = copy("plain"), tmp_path / "mine"
+    (folder / "summary.json").unlink()
+    mine.mkdir()
+    (mine / "model.safetensors").write_text("mine")
+    path = folder / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    path.symlink_to(mine / "model.safetensors" if name == "log.txt" else mine)
+    done = call("run", "digits", *sets(PLAIN), "--out", folder, option)
+    assert done.exit_code == 2, done.exception
+    assert "is a link" in " ".join(done.stderr.split())
+    assert (mine / "model.safetensors").read_text() == "mine"
 
 
 def test_a_summary_that_was_changed_is_damaged(copy: Callable[[str], Path]):

@@ -225,6 +225,10 @@ def _believed(
     elif len(records) == config.get("rounds") and (wrong := disagreement(summary, records)):
         doubts.append(f"{wrong}: the rounds count")
         summary = {**summary, **figures(records)}
+    elif len(records) != config.get("rounds") and (run.folder / "checkpoints").is_dir():
+        # Somebody may have kept no more than the results of a run: those have no checkpoints.
+        rounds = f"{len(records)} of {config.get('rounds')} rounds"
+        doubts.append(f"rounds.jsonl has {rounds}, and the summary counts")
     return summary, doubts
 
 

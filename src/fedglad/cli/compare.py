@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
-from fedglad.cli.console import console, mistakes, note, print_json, print_wide, say, table
+from fedglad.cli.console import console, escape, mistakes, note, print_json, print_wide, say, table
 from fedglad.cli.options import BASELINE, AsJson
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich import markup
 from rich.console import Console
-from rich.markup import escape
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,6 +17,14 @@ console = Console(highlight=False)
 complain = Console(stderr=True, highlight=False, soft_wrap=True)
 
 WIDE = 1000  # a file has room for any table
+
+
+_CONTROLS = {k: f"\\x{k:02x}" for k in (*range(32), *range(127, 160)) if chr(k) not in "\n\t"}
+
+
+def escape(text: str) -> str:
+    """Text from a file as it is: it is no markup, and what steers a terminal is only shown."""
+    return markup.escape(text.translate(_CONTROLS))
 
 
 def shown(text: object) -> str:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
 from fedglad.cli import console
-from fedglad.cli.console import error, mistakes, note, print_json, print_wide, say, warn
+from fedglad.cli.console import error, escape, mistakes, note, print_json, print_wide, say, warn
 from fedglad.cli.options import AsJson, Jobs, RunsOut, among, cores
 from fedglad.cli.sweep import STOPPED
 

@@ -7,10 +7,9 @@ from statistics import fmean
 from typing import Any
 
 import typer
-from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeRemainingColumn
 
-from fedglad.cli.console import complain, console, say
+from fedglad.cli.console import complain, console, escape, say
 from fedglad.records import Record, Round
 from fedglad.runs.folder import Interrupted, Run
 from fedglad.runs.sweeping import DONE, ENDS, Event, Task, has_control

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
-from fedglad.cli.console import console, mistakes, note, print_wide, say, table, warn
+from fedglad.cli.console import console, escape, mistakes, note, print_wide, say, table, warn
 from fedglad.cli.options import AsJson, Settings, given
 
 if TYPE_CHECKING:

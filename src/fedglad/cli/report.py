@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
-from fedglad.cli.console import console, mistakes, say
+from fedglad.cli.console import console, escape, mistakes, say
 from fedglad.cli.options import BASELINE, among
 
 app = typer.Typer()

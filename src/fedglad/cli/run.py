@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from fedglad.cli.console import console, mistakes, print_json, say, warn
+from fedglad.cli.console import console, escape, mistakes, print_json, say, warn
 from fedglad.cli.options import Settings, Source, TrustCode, given
 
 CLIENTS = 5  # to look at, that a line names

@@ -4,9 +4,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
-from fedglad.cli.console import console, error, mistakes, note, print_json, print_wide, say, table
+from fedglad.cli.console import (
+    console,
+    error,
+    escape,
+    mistakes,
+    note,
+    print_json,
+    print_wide,
+    say,
+    table,
+)
 from fedglad.cli.options import AsJson, Jobs, Settings, Source, TrustCode, among, cores, given
 from fedglad.cli.sweep import STOPPED
 

@@ -297,7 +297,7 @@ def load(
             raise ConfigError(f"there is no file {path}")
         try:
             name, tree = path.stem, tomllib.loads(path.read_text("utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from None
     else:
         raise ConfigError(

@@ -12,6 +12,7 @@ MAX_NORM = 1e12
 ABSURD = 1e4  # times what is left out, as long as nothing is known: training has diverged
 FASTEST = 8.0  # times that what is usual may grow or fall in a round
 KINDS = ("norm", "extra", "buffers", "counters", "weight")
+NOTHING = {"extra": 1e-6}  # what is usual where most have none of it at all
 
 
 class Rejected(Exception):
@@ -24,7 +25,8 @@ class Guard:
 
     The usual norm C follows the median M of each round's accepted norms: C ← √(C·M), at most 8
     times as much or as little. Fewer than half of the clients cannot lead it, and it locks nobody
-    out. Before the first round C is max(1, ‖θ‖), and nothing is cut.
+    out. Before the first round C is max(1, ‖θ‖), and nothing is cut; if then one update, or its
+    buffers, is more than `norm` times as long as the round's median, the round is skipped, once.
 
     | an update | is |
     |---|---|
@@ -100,9 +102,8 @@ class Limits:
     def next(self) -> "Limits":
         """The same for the next round, after all that was seen in this one."""
         usual = dict(self.usual)
-        for kind, values in self.seen.items():
-            middle = upper_median(values)
-            if middle > 0:
+        for kind in self.seen:
+            if (middle := self._middle(kind)) > 0:
                 before = usual.get(kind, middle)
                 step = min(max(math.sqrt(middle / before), 1 / FASTEST), FASTEST)
                 usual[kind] = before * step
@@ -156,10 +157,20 @@ class Limits:
 
     def too_much(self, kind: str, most: float) -> float | None:
         """The largest of a first round, if it is more than so many times the median of all."""
-        values = self.seen[kind]
-        if not self.guard or kind in self.usual or len(values) < 3:
+        values, middle = self.seen[kind], self._middle(kind)
+        if not self.guard or kind in self.usual or len(values) < 3 or not middle:
             return None
-        return max(values) if max(values) > most * upper_median(values) else None
+        return max(values) if max(values) > most * middle else None
+
+    def _middle(self, kind: str) -> float:
+        """The median of what was seen in this round; 0 if that says nothing."""
+        values = self.seen[kind]
+        return upper_median(values) or (NOTHING.get(kind, 0.0) if values else 0.0)
+
+    @property
+    def farthest(self) -> float:
+        """How many times the usual length is left out."""
+        return self.guard.norm if self.guard else math.inf
 
     @property
     def heaviest(self) -> float:

@@ -17,6 +17,7 @@ from fedglad.records import Update
 WEIGHTS = (1e-12, 1e18)  # what a float32 sum of weighted updates can hold
 FEW = 16  # gaps that are looked at one by one
 LONGEST = 200  # characters of a client's id
+BITS = 128  # of an id that is a number
 
 
 @dataclass(slots=True)
@@ -31,6 +32,7 @@ class Opened:
     | `steps` | the client's local steps, where known |
     | `trained` | whether the tensors are θ_k, not θ − θ_k |
     | `buffers`, `extra` | what goes with the parameters |
+    | `changed` | which buffers differ from those that were sent out, where the guard looks |
     | `raw`, `sq`, `norm` | set once it is measured: the weight that the guard looks at, ‖g‖² of |
     |                     | each tensor, and ‖g‖, as they enter the mean |
     | `factor` | what the weighting multiplies its weight with, past the guard |
@@ -47,6 +49,7 @@ class Opened:
     trained: bool = False
     buffers: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     extra: "Opened | None" = None
+    changed: np.ndarray | None = None
     raw: float = field(init=False)
     sq: np.ndarray = field(init=False)
     norm: float = field(init=False)
@@ -63,7 +66,7 @@ class Opened:
 
 
 def open_update(
-    update: Update, layout: Layout, entry: dict[str, Any], *, wants_extra: bool
+    update: Update, layout: Layout, entry: dict[str, Any], *, wants_extra: bool, wants_steps: bool
 ) -> Opened:
     """The update, opened; raises Rejected unless names, shapes and dtypes are the model's."""
     weight = _weight(update.weight)
@@ -81,7 +84,10 @@ def open_update(
         if update.extra is None:
             raise Rejected("the method needs Update(extra=...), and there is none")
         extra = Opened({}, 1.0, _tensors(update.extra, layout, "extra"))
-    return Opened(entry, weight, tensors, _steps(update.steps), trained, buffers, extra)
+    steps = _steps(update.steps)
+    if wants_steps and steps is None:
+        raise Rejected(f"the method needs Update(steps=...), got {_shown(update.steps)}")
+    return Opened(entry, weight, tensors, steps, trained, buffers, extra)
 
 
 def as_number(value: Any) -> float | None:

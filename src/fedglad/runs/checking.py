@@ -1,6 +1,7 @@
 """Whether all of a run's folder is as it was written: every file by its checksum, without torch."""
 
 import json
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -107,8 +108,7 @@ def _small(folder: Path, name: str) -> CheckedFile:
     try:
         data = (folder / name).read_bytes()
         state = checksums.verify(data)
-        if name.endswith(".json"):
-            json.loads(data.decode("utf-8"))
+        (json if name.endswith(".json") else tomllib).loads(data.decode("utf-8"))
     except (ValueError, RecursionError, OSError) as error:
         return CheckedFile(name, "damaged", str(error))
     return CheckedFile(name, state, "its checksum does not match" if state == "damaged" else "")

@@ -63,6 +63,12 @@ def locked(
 ) -> Generator[None]:
     """The run's log; the lock on it lets one process at a time write the folder."""
     logger = logging.getLogger("fedglad")
+    for name in ("log.txt", "checkpoints", "memories"):
+        if (folder / name).is_symlink():
+            raise RunError(
+                f"{folder / name} is a link: a run writes and removes files in its folder alone; "
+                f"put there what it points to, or {way_out}"
+            )
     try:
         handler = logging.FileHandler(folder / "log.txt")
     except OSError as error:

@@ -154,7 +154,7 @@ class Run:
             return tomllib.loads((self.folder / "config.toml").read_text("utf-8"))
         except FileNotFoundError:
             return None
-        except (ValueError, OSError) as error:
+        except (ValueError, RecursionError, OSError) as error:
             raise RunError(f"{self.folder}/config.toml cannot be read: {error}") from None
 
     @property

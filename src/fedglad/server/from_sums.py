@@ -141,7 +141,7 @@ def take_sums(sums: Sums, intake: Intake) -> Statistics:
         raise Skipped(reason)
     try:
         whole = Update(sums.total, weight=sums.weight, buffers=sums.buffers)
-        opened = open_update(whole, layout, {}, wants_extra=False)
+        opened = open_update(whole, layout, {}, wants_extra=False, wants_steps=False)
     except Rejected as reason:
         raise Skipped(f"the sums cannot be used: {reason}") from None
     weight = opened.weight

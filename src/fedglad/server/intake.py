@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, compress
 from typing import Any, cast
 
 import numpy as np
@@ -15,6 +15,7 @@ from fedglad.core.gram import Gram, trimmed_mean
 from fedglad.core.guard import MAX_NORM, Limits, Rejected
 from fedglad.core.layout import Layout
 from fedglad.core.validate import (
+    BITS,
     LONGEST,
     WEIGHTS,
     Opened,
@@ -116,7 +117,9 @@ class Intake:
         self._ids: set[int | str] = set()
         self._counters = [name for name in self.base_buffers if is_counter(name)]
         self._others = [name for name in self.base_buffers if not is_counter(name)]
-        self._before = _flat(self.base_buffers, self._others)
+        self._names = self._counters + self._others
+        self._ends = np.cumsum([0, *(self.base_buffers[name].numel() for name in self._names)])
+        self._before = _flat(self.base_buffers, self._names)
 
     @property
     def buffers(self) -> BufferMean:
@@ -124,8 +127,16 @@ class Intake:
         return self._near.buffers
 
     def new_buffers(self) -> dict[str, Tensor]:
-        """The model's buffers after the round; a counter does not fall."""
+        """The model's buffers after the round; a counter does not fall.
+
+        One that most clients send as they received it, a table, a mask, is nothing that is learnt:
+        it stays as it is.
+        """
         mean = self.buffers.mean()
+        changed = [update.changed for update in self.accepted if update.changed is not None]
+        fewer = 2 * np.sum(changed, axis=0) < len(changed) if changed else []
+        for name in compress(self._names, fewer):
+            mean.pop(name, None)
         before = {name: self.base_buffers[name] for name in self._counters if name in mean}
         return {**mean, **{name: larger(old, mean[name]) for name, old in before.items()}}
 
@@ -163,7 +174,10 @@ class Intake:
                 del several, opened, rows  # nothing is kept while the next is made
             self.settle()
             self.require_usual("weight", self.limits.heaviest, "cut")
+        if not filter.scales:
+            self.require_usual("norm", self.limits.farthest, "left out")
         self.require_usual("extra", EXTRA, "left out")
+        self.require_usual("buffers", self.limits.farthest, "left out")
         self._require_enough()
         shares, factor = self.share([update.counted for update in self.accepted], self.unit)
         sq = np.array([update.sq for update in self.accepted])
@@ -296,6 +310,8 @@ class Intake:
         self._heed()
         self.settle()
         self.require_usual("extra", EXTRA, "left out")
+        if not filter.keeps_updates:
+            self.require_usual("buffers", self.limits.farthest, "left out")
         self._require_enough()
         kept = [cast(Tensor, update.tensors) for update in self.accepted]
         gram = Gram(layout, kept, max(update.norm for update in self.accepted))
@@ -452,7 +468,10 @@ class Intake:
             raise Rejected(f"{type(self.weighting).__name__} needs Update(client=...)")
         if self.taking is not None:
             self.taking.require(entry["id"])
-        opened = open_update(update, self.layout, entry, wants_extra=self.wants_extra)
+        wants_steps = self.lengths is not None
+        opened = open_update(
+            update, self.layout, entry, wants_extra=self.wants_extra, wants_steps=wants_steps
+        )
         if opened.extra:
             sq = self.accumulate([opened.extra])[0]
             if not np.isfinite(sq).all():
@@ -466,6 +485,8 @@ class Intake:
         if isinstance(name, str) and len(name) > LONGEST:
             entry["id"] = f"{name[:20]}…"
             raise Rejected(f"the client's id is longer than {LONGEST} characters")
+        if isinstance(name, int) and name.bit_length() > BITS:
+            raise Rejected(f"the client's id is a number of more than {BITS} bits")
         entry["id"] = name
         if name is None or not (self.limits.guard or self.taking is not None):
             return
@@ -534,13 +555,16 @@ class Intake:
         """Buffers are cut by how far they moved from those that were sent out."""
         if not update.buffers or not self.limits.guard:
             return
-        if self._counters:
-            now, before = (_flat(x, self._counters) for x in (update.buffers, self.base_buffers))
-            self._measure(update, "counters", max(0.0, float((now - before).max())), BATCHES)
-        if len(self._before):
-            moved = _flat(update.buffers, self._others) - self._before
-            start = STATISTICS * max(1.0, float(self._before.norm()))
-            clip = self._measure(update, "buffers", float(moved.norm()), start)
+        counted = int(self._ends[len(self._counters)])  # elements
+        moved = _flat(update.buffers, self._names) - self._before
+        changed = np.append(0, (moved != 0).cpu().numpy().cumsum())[self._ends]
+        update.changed = changed[1:] > changed[:-1]
+        if counted:
+            grown = max(0.0, float(moved[:counted].max()))
+            self._measure(update, "counters", grown, BATCHES)
+        if len(moved) > counted:
+            start = STATISTICS * max(1.0, float(self._before[counted:].norm()))
+            clip = self._measure(update, "buffers", float(moved[counted:].norm()), start)
             if clip < 1:
                 update.entry["buffers_clipped"] = clip
                 for name in self._others:

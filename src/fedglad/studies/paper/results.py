@@ -25,7 +25,7 @@ from fedglad.config.presets import shortened
 from fedglad.config.schema import FORMAT, Config, ConfigError, load
 from fedglad.core.files import write_text
 from fedglad.runs.reader import Run, RunError, run_folders
-from fedglad.runs.summary import summarise
+from fedglad.runs.summary import summarise, summary_damage
 from fedglad.runs.sweeping import first_rounds
 from fedglad.studies.paper.cells import PaperError
 
@@ -208,7 +208,8 @@ class Library:
             return
         if result is None:
             return
-        written = result.summary.get("versions", {}).get("format", 1)
+        versions = result.summary.get("versions")
+        written = versions.get("format", 1) if isinstance(versions, dict) else 1
         if written != FORMAT:
             self.notes.append(
                 f"{path} was made by format {written} of fedglad: today's random draws are others"
@@ -227,7 +228,11 @@ def read(path: Path) -> FinishedRun | None:
     try:
         if (path / "config.toml").is_file():
             summary = Run(path).summary
-            return FinishedRun(path, load(path / "config.toml")[1], summary) if summary else None
+            if summary is None:
+                return None
+            if damage := summary_damage(summary):
+                raise RunError(f"summary.json is damaged: {damage}")
+            return FinishedRun(path, load(path / "config.toml")[1], summary)
         if path.suffix != ".json" or not path.is_file():
             return None
         tree: Any = json.loads(path.read_text("utf-8"))
