@@ -68,10 +68,7 @@ class Optimizer(ABC):
         check(
             self,
             lr=(0 < self.lr <= 1e15, "positive and finite, up to 1e15"),
-            schedule=(
-                self.schedule in SCHEDULES,
-                "'constant', 'linear', 'cosine' or 'step'",
-            ),
+            schedule=(self.schedule in SCHEDULES, "'constant', 'linear', 'cosine' or 'step'"),
             over=(self.over >= least, f"{least} or more{asked}"),
             drop=(0 < self.drop <= 1, "in (0, 1]"),
         )

@@ -58,6 +58,8 @@ def settings(section: str, name: str, more: dict[str, Any], adapter: str) -> dic
     if section == "client":
         local = {"client.optimizer": "sgd", "client.clip_norm": 0.0, "client.epochs": 1}
         named = {**({} if name == "fedsgd" else local), **named}
+    if name == "schedule-free":
+        named["average.name"] = "none"  # it keeps one itself
     return kept | named | {"adapter.name": adapter}
 
 

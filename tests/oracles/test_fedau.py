@@ -1,8 +1,9 @@
 """FedAU: weights by the mean interval between a client's participations."""
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from fedglad import Record, Server, Update
 from fedglad.core.checkpoint import CheckpointError
 from fedglad.filters import Median, MultiKrum, NormClip
 from fedglad.server import Collector
-from fedglad.weights import FedAU
+from fedglad.weights import FedAU, Samples
 
 
 def server_of(weighting: FedAU, **settings: Any) -> Server:
@@ -206,3 +207,26 @@ def test_a_state_that_cannot_be_is_refused_and_nothing_changes(bad: list[float])
 def test_a_bad_setting_is_refused(cutoff: int):
     with pytest.raises(ValueError, match=rf"FedAU\(cutoff={cutoff}\): must be from 1 to 1e9"):
         FedAU(cutoff=cutoff)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halves(Samples):
+    """An own weighting whose weights are half of what clients claim, and sum to anything."""
+
+    normalises: ClassVar[bool] = False
+
+    def weigh(self, weight: float) -> float:
+        return weight / 2
+
+
+def test_an_own_weighting_that_does_not_normalise_streams_and_its_claims_are_cut():
+    # ½ (1 + 3) = 2 in the first round. A weight of 1 is usual then: 1000 is cut to 1 of two
+    listed, streamed = (
+        Server({"w": torch.zeros(1)}, weighting=Halves(), trust=None) for _ in range(2)
+    )
+    for weight in (1.0, 1000.0):
+        sent = [Update({"w": torch.tensor([g])}, client=int(g), weight=weight) for g in (1.0, 3.0)]
+        assert listed.step(sent).stepped
+        assert streamed.step(iter(sent)).stepped
+        assert torch.equal(listed.params["w"], streamed.params["w"])
+    assert float(listed.params["w"]) == -4

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedglad import Record, Server, Statistics, Update
 from fedglad.adapters import Fixed
@@ -263,6 +265,33 @@ def test_a_round_from_sums_is_the_same(optimizer: Optimizer):
             collector.take(Update({"w": torch.tensor([g]).double()}), [g * g])
         assert summed.step_sums(collector.sums()).stepped
     assert float(summed.params["w"]) == pytest.approx(float(seen.params["w"]), rel=1e-12)
+
+
+SQUARES = st.one_of(st.just(0.0), st.floats(0, 1e60), st.floats(0, 1), st.floats(0, 1e-290))
+EACH = st.fixed_dictionaries({"w": SQUARES})
+ANY_STATISTICS = st.builds(
+    Statistics,
+    sum_sq=EACH,
+    sum_sq2=EACH,
+    mean_sq=EACH,
+    weights=st.lists(st.floats(1e-12, 1e6), min_size=1, max_size=4).map(tuple),
+    model_sq=EACH,
+    moved_sq=EACH,
+)
+"""Whether or not updates could have them."""
+
+
+@settings(max_examples=100)
+@given(rounds=st.lists(ANY_STATISTICS, min_size=1, max_size=5))
+def test_no_statistics_give_nan_or_infinity(rounds: list[Statistics]):
+    for optimizer in (DoG(), FedEve()):
+        kept = optimizer.numbers()
+        for t, stats in enumerate(rounds):
+            step, kept = optimizer.prepare(stats, kept, t)
+            assert all(math.isfinite(x) and x >= 0 for x in kept.values())
+            theta, m = torch.ones(2), torch.ones(2)
+            step(theta, torch.tensor([0.0, 1e-3]), 1.0, {"m": m, "start": torch.ones(2)}, t)
+            assert theta.isfinite().all()
 
 
 @pytest.mark.parametrize(

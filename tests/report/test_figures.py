@@ -469,6 +469,12 @@ def test_every_average_is_said_in_words(tmp_path: Path, section: Any, words: str
     assert words in told["average"]
 
 
+def test_an_average_of_the_optimizer_itself_is_said_in_words(tmp_path: Path):
+    config = changed(rounds=2) | {"server": {"name": "schedule-free"}, "average": {"name": "none"}}
+    told = payload([read(write(tmp_path, [record(0, averaged_accuracy=0.5)], config=config))])
+    assert told["average"].startswith("Averaged: the mean x of all points that the server’s own")
+
+
 def test_the_summary_has_the_average_where_rounds_are_missing(tmp_path: Path):
     config = changed(rounds=9) | {"average": {"name": "ema", "beta": 0.9}}
     folder = write(tmp_path, [record(0, averaged_accuracy=0.5)], config=config, finish=True)

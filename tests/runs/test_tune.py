@@ -271,6 +271,15 @@ def test_the_average_can_be_the_score(tmp_path: Path):
     assert "chosen by the test set" in done.stdout
 
 
+def test_an_average_that_the_optimizer_keeps_can_be_the_score(tmp_path: Path):
+    free = {**QUICK, "average.name": "none", "server.name": "schedule-free"}
+    args = ["digits", *given(free), "--grid", "client.lr=0.1", "--out", str(tmp_path)]
+    done = call(*args, "--metric", "final_averaged_accuracy", "--json")
+    assert done.exit_code == 0, done.exception
+    (trial,) = json.loads(done.stdout)["trials"]
+    assert trial["score"] == Run(Path(trial["folder"])).rounds()[-1]["averaged_accuracy"]
+
+
 def test_a_score_that_trials_will_not_have_runs_nothing(tmp_path: Path):
     args = ["digits", *given(QUICK), "--grid", "client.lr=0.1,0.2", "--out", str(tmp_path / "out")]
     unknown = call(*args, "--metric", "acuracy")

@@ -14,7 +14,7 @@ from run_support import TINY, facts, tiny_data
 from torch import Tensor, nn
 
 import fedglad
-from fedglad.config.schema import load
+from fedglad.config.schema import ConfigError, load
 from fedglad.records import Record, Round
 from fedglad.simulation.simulation import Simulation
 
@@ -58,6 +58,17 @@ def test_the_same_call_gives_the_same_rounds_and_another_seed_others():
 
     assert once(1) == once(1)
     assert once(1) != once(2)
+
+
+def test_an_average_that_the_optimizer_keeps_is_tested_as_one():
+    free = {"server.name": "schedule-free", "average.name": "none"}
+    rounds = run(free)
+    assert all(done.averaged_accuracy is not None for done in rounds)
+    # x is θ after the first round, and not after the second
+    assert rounds[0].averaged_loss == rounds[0].test_loss
+    assert rounds[1].averaged_loss != rounds[1].test_loss
+    with pytest.raises(ConfigError, match="ScheduleFree keeps an average itself"):
+        run({**free, "average.name": "ema"})
 
 
 @pytest.mark.parametrize("every", [1, 2, 3, 5])

@@ -202,7 +202,8 @@ class Intake:
         accepted = self._judged(opened, squares)
         self._heed()
         weights = _relative([update.counted for update in accepted]) if accepted else []
-        if weights == hoped and all(update.clip == 1 and not update.far for update in accepted):
+        same = weights == hoped and (self.weighting.normalises or self.unit == weighed[0])
+        if same and all(update.clip == 1 and not update.far for update in accepted):
             for update in accepted:
                 self._add_rest(update, update.counted, self._near)
         else:
