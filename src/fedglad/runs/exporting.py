@@ -37,6 +37,7 @@ class Exported:
     | `round` | after how many rounds it is |
     | `source` | the file in the run's folder that it comes from |
 
+    >>> from pathlib import Path
     >>> Exported(Path("mine.pt"), "averaged", 50, Path("runs/a/averaged.safetensors")).words
     'the average after round 50'
     """
@@ -68,12 +69,12 @@ def export(
     .safetensors makes a safetensors file, .pt or .pth a state_dict of `torch.save`. A file that is
     there is replaced only with `force`.
 
-    >>> import tempfile
+    >>> import pathlib, tempfile
     >>> from safetensors.torch import load_file
     >>> from fedglad.config import load
     >>> from fedglad.runs import execute
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> name, config = load("digits", {"rounds": 2, "client.epochs": 1, "model.name": "mlp"})
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> name, config = load("digits", {"rounds": 2, "client.epochs": 1})
     >>> run = execute(name, config, out=folder / "run")
     >>> export(run, folder / "mine.safetensors").words
     'the model after round 2'
