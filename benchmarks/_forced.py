@@ -19,7 +19,7 @@ from fedglad.data.digits import Digits
 from fedglad.data.federation import Partitioned
 from fedglad.records import Bundle, Several, Update
 from fedglad.rng import stream
-from fedglad.simulation.engines.base import Engine, Job, Packed, Updates
+from fedglad.simulation.engines.base import Engine, Held, Job, Packed, Updates
 from fedglad.simulation.simulation import Simulation
 
 Array = np.ndarray
@@ -73,8 +73,8 @@ class Between:
     ) -> Updates:
         raise NotImplementedError
 
-    def evaluate(self, packed: Packed) -> tuple[float, float]:
-        return self.inner.evaluate(packed)
+    def evaluate(self, packed: Packed, held: Held = "test") -> tuple[float, float]:
+        return self.inner.evaluate(packed, held)
 
     def losses(self, clients: Sequence[int], packed: Packed) -> list[float]:
         return self.inner.losses(clients, packed)

@@ -175,14 +175,15 @@ def play(
 
 
 def outcome(folder: Path) -> tuple[Any, ...]:
-    """All that a finished run leaves, but times: records, the last checkpoint, the summary."""
+    """All that a finished run leaves, but times: records, last checkpoint, summary, models."""
     run = Run(folder)
     last = max((folder / "checkpoints").glob("*.json"))
     tensors, meta = checkpoint.read(last.with_suffix(".safetensors"))
     summary = {key: value for key, value in (run.summary or {}).items() if key != "seconds"}
     rounds = [facts(found) for found in run.rounds()]
     state = {name: value.tolist() for name, value in tensors.items()}
-    return rounds, state, meta, last.name, last.read_text(), summary
+    models = {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
+    return rounds, state, meta, last.name, last.read_text(), summary, models
 
 
 def command(*args: str | Path) -> list[str]:
@@ -190,7 +191,9 @@ def command(*args: str | Path) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(TESTS), "COLUMNS": "80"}
+    given = os.environ.get("PYTHONPATH")
+    paths = os.pathsep.join([str(TESTS), *([given] if given else [])])
+    return {**os.environ, "PYTHONPATH": paths, "COLUMNS": "80"}
 
 
 def cli(*args: str | Path, **options: Any) -> "subprocess.CompletedProcess[str]":

@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from typer.testing import CliRunner
+
+from fedglad.cli import app
 
 ROOT = Path(__file__).parents[1]
 
@@ -82,9 +86,28 @@ def test_code_on_the_numpy_page_learns(block: str):
 
 
 def test_code_on_the_run_page_runs(capsys: pytest.CaptureFixture[str]):
-    _, block = blocks("docs/run.md")
+    *_, block = blocks("docs/run.md")
     exec(block, {})
     assert re.fullmatch(r"(\d 0\.\d+ \d\.\d+\n){3}", capsys.readouterr().out)
+
+
+def test_a_model_is_taken_along_as_the_run_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/run.md").read_text("utf-8")
+    (call,) = re.findall(r"^    fedglad (run .*--out runs/mine)$", page, re.M)[-1:]
+    exports = re.findall(r"^    fedglad (export runs/mine .*?)(?: +#.*)?$", page, re.M)
+    assert len(exports) == 2
+    tiny = ["--set", "rounds=2", "--set", "client.epochs=1", "--set", "engine.name=serial"]
+    for args in ([*call.split(), *tiny], *(line.split() for line in exports)):
+        done = CliRunner().invoke(app, args)
+        assert done.exit_code == 0, done.output
+    scope: dict[str, Any] = {}
+    exec(blocks("docs/run.md")[0], scope)
+    assert not scope["model"].training
+    kept = torch.load("mine.pt", weights_only=True)
+    assert kept.keys() == scope["model"].state_dict().keys()
 
 
 @pytest.mark.slow
@@ -101,7 +124,7 @@ def test_code_on_the_sweep_page_runs_and_finds_its_runs_again(tmp_path: Path):
 
 @pytest.mark.slow
 def test_own_model_and_data_on_the_page_on_running_can_be_run(tmp_path: Path):
-    mine, _ = blocks("docs/run.md")
+    _, mine, _ = blocks("docs/run.md")
     (tmp_path / "mine.py").write_text(mine, encoding="utf-8")
     page = (ROOT / "docs/run.md").read_text("utf-8")
     (call,) = re.findall(r"^    fedglad (run .*mine:hospitals.*)$", page, re.M)

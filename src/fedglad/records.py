@@ -259,24 +259,28 @@ class Round:
     test_accuracy: float | None = None
     averaged_loss: float | None = None  # the same of the average of the server's past models
     averaged_accuracy: float | None = None
+    validation_loss: float | None = None  # of a run with a validation set
+    validation_accuracy: float | None = None
+    averaged_validation_loss: float | None = None
+    averaged_validation_accuracy: float | None = None
     label_similarity: float | None = None
     alarm: str | None = None  # "one-sided", "outlier": see trust.py
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
     def to_dict(self) -> dict[str, Any]:
         """One line of a run's `rounds.jsonl`."""
-        averaged: dict[str, Any] = {}
-        if self.averaged_accuracy is not None:
-            averaged = {
-                "averaged_loss": _finite(self.averaged_loss),
-                "averaged_accuracy": self.averaged_accuracy,
-            }
+        further: dict[str, Any] = {}
+        for which in ("averaged", "validation", "averaged_validation"):
+            accuracy = getattr(self, f"{which}_accuracy")
+            if accuracy is not None:
+                further[f"{which}_loss"] = _finite(getattr(self, f"{which}_loss"))
+                further[f"{which}_accuracy"] = accuracy
         return {
             "round": self.t,
             **self.record.to_dict(),
             "test_loss": _finite(self.test_loss),
             "test_accuracy": self.test_accuracy,
-            **averaged,
+            **further,
             "label_similarity": self.label_similarity,
             "alarm": self.alarm,
             "seconds": self.seconds,

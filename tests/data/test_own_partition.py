@@ -107,7 +107,7 @@ def test_it_survives_the_way_through_toml_and_changes_the_hash(tmp_path: Path):
 def test_without_settings_of_its_own_nothing_is_written_or_hashed():
     tree = load("digits", {"data.partition": "dirichlet", "data.alpha": 0.5})[1].to_dict()
     keys = ["name", "clients", "partition", "alpha", "classes_per_client", "sigma", "key", "seed"]
-    assert list(tree["data"]) == keys
+    assert list(tree["data"]) == [*keys, "validation"]
     assert "# partition_settings = " in Config.of(tree).to_toml()
 
 

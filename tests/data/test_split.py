@@ -26,7 +26,7 @@ class Small(Split):
 
 def test_the_fields_come_in_the_order_of_a_printed_configuration():
     names = ["clients", "partition", "alpha", "classes_per_client", "sigma", "key", "seed"]
-    names += ["partition_settings"]
+    names += ["partition_settings", "validation"]
     assert [field.name for field in fields(Split)] == names
     assert [field.name for field in fields(Digits)] == names
     assert [field.name for field in fields(Small)] == [*names, "blur"]

@@ -68,6 +68,7 @@ def test_the_folder_holds_what_the_design_says(tmp_path: Path):
         "labels.json",
         "rounds.jsonl",
         "summary.json",
+        "model.safetensors",
         "checkpoints",
         "log.txt",
     }

@@ -118,7 +118,10 @@ def settings_of(
     """
     versions = {"format": FORMAT} if summary is None else summary.get("versions")
     made = versions.get("format", 1) if isinstance(versions, Mapping) else 1
-    tree = {"average": {"name": "none"}, **config}  # older files do not have the section
+    # Older files have neither the section nor the key.
+    tree = {"average": {"name": "none"}, **config}
+    if isinstance(data := config.get("data"), Mapping):
+        tree["data"] = {"validation": 0.0, **data}
     tree |= {"engine": _engine(config.get("engine")), "format": made}
     return flat({**tree, "adapter": rule, CONTROL: True} if rule else tree)
 

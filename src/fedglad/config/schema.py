@@ -38,6 +38,7 @@ from fedglad.config.keys import flat
 from fedglad.config.presets import PRESETS, Preset
 from fedglad.core import guard, user_code
 from fedglad.core.build import build, settings_of
+from fedglad.data.validation import held_out, with_validation
 from fedglad.server.compatibility import refuse
 from fedglad.simulation import engines
 
@@ -203,6 +204,7 @@ class Config:
         assert model is not None
         data = self.load_data() if data is None else data
         check(model, data, name, settings)
+        data = self._validated(data)
         return Parts(
             rounds=self.rounds,
             seed=self.seed,
@@ -222,6 +224,13 @@ class Config:
             engine=parts["engine"],
             arithmetic=getattr(settings, "arithmetic", 1),
         )
+
+    def _validated(self, data: Any) -> Any:
+        """The federation with the validation set that the data section asks for."""
+        settings = self.sections["data"]
+        seed = getattr(settings, "seed", 0)
+        share = getattr(settings, "validation", 0.0)
+        return held_out(data, share, seed if isinstance(seed, int) else 0)
 
     def load_data(self) -> Any:
         """The federation that the data section stands for."""
@@ -477,6 +486,8 @@ def _section(section: str, given: Any, trusted: Collection[str] | None) -> Any:
     if not all(_may_load(one, trusted) for one in _own_names({section: given}).values()):
         return Unloaded(name, json.loads(json.dumps(values, default=str)))  # TOML has dates, too
     cls = find(section, name)
+    if section == "data" and "validation" in given:
+        cls = with_validation(cls, name)
     _known(section, given, [*(f.name for f in fields(cls)), "name"])
     try:
         return build(cls, values, section)

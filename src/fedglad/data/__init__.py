@@ -1,9 +1,9 @@
 """Data sets, and how their samples come to clients.
 
 `federation` is what a simulation asks of a data set; `partition/` and `split` say which samples
-each client owns, `picture` shows it. `digits`, `images`, `texts` and `synthetic` are the sets;
-`pixels`, `tokens`, `words`, `encoders` and `vectors` make a model's inputs of them; `store`,
-`fetch`, `packages` and `sources/` get and keep their files.
+each client owns, `validation` which none does, `picture` shows it. `digits`, `images`, `texts` and
+`synthetic` are the sets; `pixels`, `tokens`, `words`, `encoders` and `vectors` make a model's
+inputs of them; `store`, `fetch`, `packages` and `sources/` get and keep their files.
 
 A data set is a frozen dataclass of settings whose `load_federation()` gives a `Federation`. Only
 `fedglad.rng` and `fedglad.core` are imported from the rest of the library.
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedglad.data.texts import AGNews as AGNews
     from fedglad.data.texts import AGNews76k as AGNews76k
     from fedglad.data.texts import TwentyNews as TwentyNews
+    from fedglad.data.validation import held_out as held_out
 
 __getattr__, __dir__ = lazily(__name__)
 

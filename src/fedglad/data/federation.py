@@ -23,6 +23,8 @@ class Federation(Protocol):
     | `labels(k)` | how many samples of each class client k has; None where labels are not known |
     | `prepare(x, training)` | the model's inputs of a batch: stored bytes become numbers there, |
     | | and training images are augmented, by torch's generator |
+    | `validation_set()` | inputs and targets that no client trains on and the best round is |
+    | | chosen by; None where there are none. `held_out` makes one for any federation. |
 
     >>> class Coins:  # an own one; it inherits nothing
     ...     clients = 5
@@ -68,7 +70,9 @@ class Partitioned:
         test_y: Tensor,
         indices: Sequence[np.ndarray],
         transform: Callable[[Tensor, bool], Tensor] | None = None,
+        validation: np.ndarray | None = None,
     ) -> None:
+        """`validation` are rows of x and y that no client owns, for a validation set."""
         for what, inputs, targets in (("training", x, y), ("test", test_x, test_y)):
             if len(inputs) != len(targets):
                 raise ValueError(f"{len(inputs)} {what} inputs, but {len(targets)} targets")
@@ -82,6 +86,10 @@ class Partitioned:
             raise ValueError(f"indices must be integers in 0 … {len(x) - 1}, the data set's rows")
         self.x, self.y, self.test_x, self.test_y = x, y, test_x, test_y
         self.transform = transform
+        self.validation = None
+        if validation is not None and len(validation):
+            chosen = torch.from_numpy(validation.astype(np.int64, copy=False))
+            self.validation = x.index_select(0, chosen), y.index_select(0, chosen)
         # One tensor for all clients, not one each: ten thousand of them are sent to a worker at
         # the price of one.
         self.rows = torch.from_numpy(rows.astype(np.int64, copy=False))
@@ -115,6 +123,10 @@ class Partitioned:
     def test(self) -> tuple[Tensor, Tensor]:
         """The test inputs and targets."""
         return self.test_x, self.test_y
+
+    def validation_set(self) -> tuple[Tensor, Tensor] | None:
+        """The inputs and targets of the validation rows; None if none were given."""
+        return self.validation
 
     def prepare(self, x: Tensor, training: bool) -> Tensor:
         """The model's inputs of a batch of stored ones, by the transform that was given."""

@@ -11,6 +11,7 @@ import numpy as np
 from fedglad.core.checks import check
 from fedglad.data.partition import REGISTRY, Partition, named
 from fedglad.data.partition.base import check_parts
+from fedglad.data.validation import VALIDATION, check_share, taken
 from fedglad.rng import stream
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class Split:
     samples: ClassVar[int | None] = None
     """Training samples, if they are known before they are loaded: more clients are refused then."""
 
+    added: ClassVar[Mapping[str, Any]] = {"validation": 0.0}
+
     clients: Annotated[int, CLIENTS] = 100
     partition: Annotated[str, ", ".join(REGISTRY)] = "label-skew"
     alpha: Annotated[
@@ -50,12 +53,15 @@ class Split:
     partition_settings: Annotated[
         Mapping[str, Any] | None, "further fields of the partition, of an own one above all"
     ] = None
+    validation: Annotated[float, VALIDATION] = 0.0
 
     def __post_init__(self) -> None:
+        check_share(self, self.validation)
         if not _counts_clients(self._chosen()):
-            limit = f"in 1 … {self.samples}, one training sample each"
-            good = 1 <= self.clients <= (self.samples or self.clients)
-            check(self, clients=(good, limit if self.samples else "1 or more"))
+            most = self.samples and self.samples - round(self.validation * self.samples)
+            limit = f"in 1 … {most}, one training sample each"
+            good = 1 <= self.clients <= (most or self.clients)
+            check(self, clients=(good, limit if most else "1 or more"))
 
     def owners(self, labels: np.ndarray) -> list[np.ndarray]:
         """The indices of each client's samples; the same ones for the same labels and seed."""
@@ -81,7 +87,38 @@ class Split:
 
         names = ("train_x", "train_y", "test_x", "test_y")
         x, y, test_x, test_y = (torch.from_numpy(arrays[name]) for name in names)
-        return Partitioned(x, y, test_x, test_y, self.owners(arrays["train_y"]), transform)
+        owners, validation = self.shares(arrays["train_y"])
+        return Partitioned(x, y, test_x, test_y, owners, transform, validation)
+
+    def shares(self, labels: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+        """The indices of each client's samples, and of the validation set, which no client has.
+
+        It is taken out first, so that the partition does not know of it. Where the clients are
+        there before the samples are shared out, or a user's class may count samples by their
+        place, each client gives a share of its samples instead.
+
+        >>> split = Split(clients=3, partition="iid", validation=0.3)
+        >>> owners, validation = split.shares(np.ones(10))
+        >>> [len(indices) for indices in owners], len(validation)
+        ([3, 2, 2], 3)
+        """
+        if not self.validation:
+            return self.owners(labels), np.arange(0)
+        if self.partition in REGISTRY and not _counts_clients(self._chosen()):
+            order = stream(self.seed, "validation").permutation(len(labels))
+            count = round(self.validation * len(labels))
+            validation, rest = np.sort(order[:count]), np.sort(order[count:])
+            owners = [rest[indices] for indices in self.owners(labels[rest])]
+        else:
+            whole = self.owners(labels)
+            out = [taken(self.seed, k, len(rows), self.validation) for k, rows in enumerate(whole)]
+            validation = np.concatenate([rows[held] for rows, held in zip(whole, out, strict=True)])
+            owners = [np.delete(rows, held) for rows, held in zip(whole, out, strict=True)]
+        if not len(validation):
+            raise ValueError(
+                f"validation = {self.validation} of {len(labels)} samples is not one: raise it"
+            )
+        return owners, validation
 
     def words(self, classes: int) -> str:
         """The partition with the setting it uses, and whose convention its α is.

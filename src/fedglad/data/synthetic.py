@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import numpy as np
 
 from fedglad.core.checks import check
+from fedglad.data.validation import VALIDATION, HeldOut, check_share, held_out
 from fedglad.rng import stream
 
 if TYPE_CHECKING:
@@ -47,8 +49,12 @@ class Synthetic:
     samples: Annotated[int | None, "of each client; by default LEAF's log-normal sizes"] = None
     test_clients: Annotated[int, "whose held-out samples are the test set"] = 100
     seed: Annotated[int, "of the data"] = 0
+    validation: Annotated[float, VALIDATION] = 0.0
+
+    added: ClassVar[Mapping[str, Any]] = {"validation": 0.0}
 
     def __post_init__(self) -> None:
+        check_share(self, self.validation)
         check(
             self,
             clients=(self.clients >= 1, "1 or more"),
@@ -60,9 +66,9 @@ class Synthetic:
             test_clients=(self.test_clients >= 1, "1 or more"),
         )
 
-    def load_federation(self) -> Self:
-        """Itself: there is nothing to load."""
-        return self
+    def load_federation(self) -> Self | HeldOut:
+        """Itself, as there is nothing to load; with `validation` less that share of each client."""
+        return held_out(self, self.validation, self.seed)
 
     def size(self, k: int) -> int:
         """How many training samples client k has."""

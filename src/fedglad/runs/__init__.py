@@ -9,6 +9,8 @@ from fedglad.core.lazy import lazily
 
 if TYPE_CHECKING:
     from fedglad.runs.checking import check as check
+    from fedglad.runs.exporting import Exported as Exported
+    from fedglad.runs.exporting import export as export
     from fedglad.runs.folder import Interrupted as Interrupted
     from fedglad.runs.reader import Run as Run
     from fedglad.runs.reader import RunError as RunError

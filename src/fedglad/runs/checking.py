@@ -1,16 +1,28 @@
 """Whether all of a run's folder is as it was written: every file by its checksum, without torch."""
 
 import json
+import reprlib
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fedglad.core import checksums, files
 from fedglad.core.memory import as_pairs, path_of, problem_of
-from fedglad.runs.reader import CONTROL_FILE, FILES, Run, RunError, is_run, no_folder, objects
+from fedglad.runs.models import file_of, named
+from fedglad.runs.reader import (
+    BEST,
+    CONTROL_FILE,
+    FILES,
+    MODELS,
+    Run,
+    RunError,
+    is_run,
+    no_folder,
+    objects,
+)
 from fedglad.runs.summary import disagreement
 
 State = Literal["good", "no checksum", "damaged", "missing", "left behind"]
@@ -93,9 +105,9 @@ def _files(run: Run) -> Iterator[CheckedFile]:
     rounds = max((int(path.stem) for path in states if path.stem.isdigit()), default=0)
     yield _records(run, rounds)
     if (folder / "summary.json").exists():
-        yield _summary(run)
-    for path in states:
-        yield from _checkpoint(run, path)
+        yield from _summary(run)
+    # Two may name the same best model.
+    yield from dict.fromkeys(file for path in states for file in _checkpoint(run, path))
     places = [folder, *(path for path in folder.rglob("*") if path.is_dir())]
     for left in (path for place in places for path in files.leftovers(place)):
         yield CheckedFile(str(left.relative_to(folder)), "left behind", "by a killed write")
@@ -144,17 +156,48 @@ def _records(run: Run, needed: int) -> CheckedFile:
     return CheckedFile(name, "good", count)
 
 
-def _summary(run: Run) -> CheckedFile:
-    """summary.json, by its checksum and by the records."""
+def _summary(run: Run) -> Iterator[CheckedFile]:
+    """summary.json, by its checksum and by the records, and the models that it names."""
     checked = _small(run.folder, "summary.json")
     if checked.state == "damaged":
-        return checked
+        yield checked
+        return
+    models: dict[str, str] = {}
     try:
         summary = run.summary or {}
         wrong = disagreement(summary, run.rounds())
-    except (RunError, OSError) as error:
+        models = _models(summary)
+    except (RunError, OSError, ValueError, TypeError) as error:
         wrong = str(error)
-    return CheckedFile("summary.json", "damaged", wrong) if wrong else checked
+    if wrong:
+        yield CheckedFile("summary.json", "damaged", wrong)
+    else:
+        none = "" if models else "it names no model: fedglad export takes a checkpoint's"
+        yield CheckedFile("summary.json", checked.state, none)
+    for name, crc in models.items():
+        yield _tensors(run.folder, name, crc, "summary.json")
+
+
+def _models(summary: Mapping[str, Any]) -> dict[str, str]:
+    """The checksums of the models that a summary names; raises for what cannot be one."""
+    named = dict(summary.get("models", {}))
+    if not all(name in MODELS and isinstance(crc, str) for name, crc in named.items()):
+        raise ValueError(f"its models are {reprlib.repr(named)}")
+    return named
+
+
+def _tensors(folder: Path, name: str, crc: str | None, named_by: str) -> CheckedFile:
+    """A file of tensors; `crc` is the checksum that another file names it by."""
+    try:
+        found = checksums.verify_tensors(folder / name)[1]
+    except FileNotFoundError:
+        return CheckedFile(name, "missing", f"{named_by} names it" if crc else "")
+    except (ValueError, OSError) as error:
+        return CheckedFile(name, "damaged", str(error))
+    other = crc not in (None, found)
+    return CheckedFile(
+        name, "damaged" if other else "good", f"it is not that of {named_by}" if other else ""
+    )
 
 
 def _checkpoint(run: Run, path: Path) -> Iterator[CheckedFile]:
@@ -173,15 +216,14 @@ def _checkpoint(run: Run, path: Path) -> Iterator[CheckedFile]:
     yield small
     tensors = path.with_suffix(".safetensors")
     name = str(tensors.relative_to(run.folder))
+    yield _tensors(run.folder, name, saved.get("tensors"), "its .json file")
     try:
-        crc = checksums.verify_tensors(tensors)[1]
-        other = saved.get("tensors") not in (None, crc)
-        detail = "it is not that of its .json file" if other else ""
-        yield CheckedFile(name, "damaged" if other else "good", detail)
-    except FileNotFoundError:
-        yield CheckedFile(name, "missing")
-    except (ValueError, OSError) as error:
-        yield CheckedFile(name, "damaged", str(error))
+        best = named(saved.get("best", {}))
+    except (ValueError, LookupError, TypeError) as error:
+        yield CheckedFile(str(path.relative_to(run.folder)), "damaged", str(error))
+        best = {}
+    for which, (done, crc) in best.items():
+        yield _tensors(run.folder, f"{BEST}/{file_of(which, done)}", crc, f"checkpoint {path.stem}")
     yield from _memories(run, path.stem, saved.get("memories", {}))
 
 

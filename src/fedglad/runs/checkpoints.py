@@ -1,18 +1,24 @@
 """A run's checkpoints: saving its state, and going back to the last one that can be read."""
 
+from __future__ import annotations
+
 import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedglad.config.schema import FORMAT
 from fedglad.core import checkpoint, checksums, files
 from fedglad.core.memory import Memories
 from fedglad.runs.folder import Records, Run, RunError
+from fedglad.runs.models import Best
 from fedglad.runs.reader import objects
 from fedglad.simulation.driver import Driver
 from fedglad.trust import Alarm
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 KEPT = 2  # checkpoints: the last, and one before it in case the last is damaged
 
@@ -35,12 +41,13 @@ def restore(
     *,
     from_start: bool = True,
     on_lost: Callable[[str], None] | None = None,
+    best: Best | None = None,
 ) -> None:
     """Goes back to the newest state that is whole, and cuts the records to it.
 
-    That is a checkpoint with its tensors, the memories it needs and the records of its rounds; if
-    there are checkpoints and none is whole, the start, or none at all. `on_lost` is called with a
-    sentence on each that could not be used.
+    That is a checkpoint with its tensors, the memories it needs, the best models up to it, for a
+    run that keeps them, and the records of its rounds; if there are checkpoints and none is whole,
+    the start, or none at all. `on_lost` is called with a sentence on each that could not be used.
     """
     folder = run.folder / "checkpoints"
     tensors_only = (p for p in folder.glob("*.safetensors") if not p.with_suffix(".json").exists())
@@ -66,6 +73,8 @@ def restore(
             for place, store in _places(run.folder, driver).items():
                 if problem := store.problem(memories.get(place, {})):
                     raise checkpoint.CheckpointError(problem)
+            if best:
+                best.restore(saved.get("best", {}), records)
             tensors, meta = checkpoint.read(path.with_suffix(".safetensors"))
             check_format(run, saved, way_out)
             if saved.get("arithmetic", 1) != driver.arithmetic:
@@ -98,6 +107,8 @@ def restore(
                 f"{run.folder}: none of its checkpoints can be used (log.txt); {way_out}"
             )
         driver.restore(beginning)  # the last one may have been good but for the server's state
+        if best:
+            best.restore({}, records)
     if paths and driver.t < int(paths[-1].stem):
         say(f"going on after round {driver.t}" if driver.t else "going on from the start")
     places = {store: place for place, store in _places(run.folder, driver).items()}
@@ -109,6 +120,24 @@ def restore(
         if int(path.stem) > driver.t:
             path.unlink()
             path.with_suffix(".safetensors").unlink(missing_ok=True)
+    if best:
+        best.prune(_checkpoints(folder))
+
+
+def newest(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], Path]:
+    """The server's state in a run's newest checkpoint that is whole: tensors, JSON, and the file.
+
+    RunError says that there is none, and what is wrong with the last one.
+    """
+    wrong = ""
+    for path in reversed(_checkpoints(folder / "checkpoints")):
+        try:
+            _read(path)
+            source = path.with_suffix(".safetensors")
+            return (*checkpoint.read(source), source)
+        except (ValueError, OSError, LookupError, TypeError, AttributeError) as error:
+            wrong = wrong or f" that can be read: {path.name} is not usable, {error}"
+    raise RunError(f"{folder} has no checkpoint{wrong}")
 
 
 def _checkpoints(folder: Path) -> list[Path]:
@@ -157,7 +186,7 @@ def _present_form(saved: dict[str, Any], records: list[dict[str, Any]]) -> dict[
     return {"round": t, "sampler": sampler, "alarm": alarm, "transport": transport}
 
 
-def save(folder: Path, driver: Driver, records: Records) -> None:
+def save(folder: Path, driver: Driver, records: Records, best: Best | None = None) -> None:
     """The records first, then the tensors, last the small file that makes them a checkpoint."""
     records.sync()
     for store in driver.stores:
@@ -167,6 +196,8 @@ def save(folder: Path, driver: Driver, records: Records) -> None:
     state = {"format": FORMAT, **driver.state()}
     if places := _places(folder.parent, driver):
         state["memories"] = {place: store.needed() for place, store in places.items()}
+    if best:
+        state["best"] = best.save()
     state["tensors"] = checkpoint.checksum(path.with_suffix(".safetensors"))
     files.write_text(path.with_suffix(".json"), checksums.json_with_crc(json.dumps(state)))
     *old, oldest = _checkpoints(folder)[: -KEPT + 1] or [path]
@@ -175,3 +206,5 @@ def save(folder: Path, driver: Driver, records: Records) -> None:
         past.with_suffix(".safetensors").unlink(missing_ok=True)
     for store in driver.stores:
         store.prune(int(oldest.stem))
+    if best:
+        best.prune(_checkpoints(folder))

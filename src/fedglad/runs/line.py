@@ -26,6 +26,10 @@ NUMBERS = {
     "test_accuracy": (0.0, 1.0),
     "averaged_loss": (-LARGEST, LARGEST),
     "averaged_accuracy": (0.0, 1.0),
+    "validation_loss": (-LARGEST, LARGEST),
+    "validation_accuracy": (0.0, 1.0),
+    "averaged_validation_loss": (-LARGEST, LARGEST),
+    "averaged_validation_accuracy": (0.0, 1.0),
     "label_similarity": (0.0, 1.000001),
     "gsi_all": (1e-9, 1e9),
     "gsi_unfiltered": (1e-9, 1e9),
@@ -86,7 +90,7 @@ def clean(raw: Any) -> tuple[dict[str, Any], list[str]] | None:
     """A record with all its fields, and the names of those that could not be read.
 
     None for what is no record at all: a round needs its number. Fields that are not there are None
-    or empty; `alarm` and the average's are left out if they were.
+    or empty; `alarm`, the average's and validation's are left out if they were.
     """
     if not isinstance(raw, dict):
         return None
@@ -105,7 +109,8 @@ def clean(raw: Any) -> tuple[dict[str, Any], list[str]] | None:
         reason = None
     record: dict[str, Any] = {"round": t, "status": status, "reason": reason and text(reason)}
     for name, (low, high) in NUMBERS.items():
-        if name in given or not name.startswith("averaged_"):  # younger than the others
+        # Those of the average and of validation are younger than the others.
+        if name in given or not name.startswith(("averaged_", "validation_")):
             record[name] = _checked(given.get(name), low, high, bad, name)
     record["clients"] = _clients(given.get("clients", []), bad)
     record["groups"] = _groups(given.get("groups", {}), bad)

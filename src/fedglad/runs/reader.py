@@ -27,6 +27,12 @@ FILES = ("config.toml", "rounds.jsonl", "summary.json")
 """One of them makes a folder a run's."""
 
 CONTROL_FILE = "control.json"
+MODELS = tuple(f"{which}.safetensors" for which in ("model", "averaged", "best", "best_averaged"))
+"""The models that a finished run has, as far as it has them."""
+
+BEST = "best"
+"""Where the best models up to a checkpoint lie."""
+
 CHANGED = "config.toml was changed after the run wrote it: its checksum does not match"
 NAMED = 8  # round numbers in a sentence
 TAIL = 64  # bytes before the last line read, which tell whether the file is still the same
@@ -258,9 +264,9 @@ class Run:
         """Removes what a run writes, and nothing else; the log, which may be locked, is emptied."""
         if (self.folder / "log.txt").is_file():
             os.truncate(self.folder / "log.txt", 0)
-        for name in ("config.toml", "labels.json", "rounds.jsonl", "summary.json"):
+        for name in ("config.toml", "labels.json", "rounds.jsonl", "summary.json", *MODELS):
             (self.folder / name).unlink(missing_ok=True)
-        for name in ("checkpoints", "memories"):
+        for name in ("checkpoints", "memories", BEST):
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
     # ------------------------------------------------------------------------------ tolerant

@@ -12,6 +12,7 @@ from fedglad.core.interruptible import interruptible
 from fedglad.records import Round
 from fedglad.runs.checkpoints import check_format, restore, save
 from fedglad.runs.folder import Busy, Interrupted, Records, Run, RunError, locked, make_folder
+from fedglad.runs.models import Best, write_models
 from fedglad.runs.summary import summary_damage, write_summary
 from fedglad.runs.trusted_code import remember, trusted
 from fedglad.simulation.simulation import Simulation
@@ -83,8 +84,9 @@ def execute(
                     labels = checksums.json_with_crc(json.dumps({"counts": counts}))
                     files.write_text(run.folder / "labels.json", labels)
                 remember(config, run.folder)
-                restore(run, simulation, on_lost=on_lost)
-                _play(run, config, simulation, on_round or (lambda _: None), asked_to_stop)
+                best = Best(run.folder, config.hash()) if simulation.validates else None
+                restore(run, simulation, on_lost=on_lost, best=best)
+                _play(run, config, simulation, on_round or (lambda _: None), asked_to_stop, best)
             except OSError as error:
                 raise RunError(
                     f"{run.folder} could not be written: {error}. What was saved is intact: "
@@ -122,6 +124,7 @@ def _play(
     simulation: Simulation,
     on_round: OnRound,
     asked_to_stop: Callable[[], bool],
+    best: Best | None,
 ) -> None:
     folder = run.folder / "checkpoints"
     folder.mkdir(exist_ok=True)
@@ -130,6 +133,8 @@ def _play(
     with Records(run.folder / "rounds.jsonl") as records:
         for played in simulation.rounds():
             records.write(played.to_dict())
+            if best:
+                best.look(played, simulation.server)
             for client, reason in played.record.rejected.items():
                 log = logging.getLogger("fedglad")
                 log.warning("round %d: client %s left out: %s", played.t, client, reason)
@@ -137,10 +142,11 @@ def _play(
             stop = asked_to_stop()
             done = simulation.t == config.rounds
             if stop or done or simulation.t % config.checkpoint_every == 0:
-                save(folder, simulation, records)
+                save(folder, simulation, records, best)
             if stop and not done:
                 raise Interrupted(
                     f"stopped after {simulation.t} of {config.rounds} rounds, all saved: go on "
                     f"with --resume (in {run.folder})"
                 )
-    write_summary(run)
+    kept = write_models(run.folder, simulation.server, simulation.t, config.hash())
+    write_summary(run, kept | (best.write() if best else {}))

@@ -21,6 +21,8 @@ def figures(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         **_accuracies(rounds, "test_accuracy", ""),
         **(_accuracies(rounds, "averaged_accuracy", "averaged_") if averaged else {}),
+        **_validation(rounds, ""),
+        **_validation(rounds, "averaged_"),
         "rounds": len(rounds),
         "skipped": sum(r.get("status") == "skipped" for r in rounds),
         "seconds": math.fsum(s for r in rounds for s in r.get("seconds", {}).values()),
@@ -39,6 +41,28 @@ def _accuracies(
     }
 
 
+def _validation(rounds: Sequence[Mapping[str, Any]], which: str) -> dict[str, float | None]:
+    """The figures of a validation set, and the best round by it; none where there was no such set.
+
+    The best round is the first with the highest accuracy, and counted from 0 as in rounds.jsonl.
+    """
+    field = f"{which}validation_accuracy"
+    if (best := best_round(rounds, field)) is None:
+        return {}
+    named = {f"best_{which}round": best, f"best_{field}": rounds[best][field]}
+    return {**_accuracies(rounds, field, f"{which}validation_"), **named}
+
+
+def best_round(rounds: Sequence[Mapping[str, Any]], field: str) -> int | None:
+    """The place of the first record with the highest number in a field; None if none has it.
+
+    >>> best_round([{"a": 0.5}, {}, {"a": 0.75}, {"a": 0.75}], "a")
+    2
+    """
+    scores = {t: r[field] for t, r in enumerate(rounds) if r.get(field) is not None}
+    return max(scores, key=lambda t: scores[t], default=None)
+
+
 def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """The result of a finished run; a figure that was never measured is None."""
     return {
@@ -53,10 +77,10 @@ def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def write_summary(run: Run) -> None:
-    """Writes summary.json of a run that is at its end."""
-    made = json.dumps(summarise(run.rounds()), indent=2)
-    write_text(run.folder / "summary.json", json_with_crc(made))
+def write_summary(run: Run, models: Mapping[str, str] | None = None) -> None:
+    """Writes summary.json of a run that is at its end; `models` are its files' checksums."""
+    summary = {**summarise(run.rounds()), **({"models": dict(models)} if models else {})}
+    write_text(run.folder / "summary.json", json_with_crc(json.dumps(summary, indent=2)))
 
 
 def summary_damage(summary: Mapping[str, Any]) -> str:

@@ -570,6 +570,7 @@ class Server:
         meta: dict[str, Any] = {
             "version": checkpoint.VERSION,
             "layout": self.layout.describe(),
+            **({"aliases": self.layout.aliases} if self.layout.aliases else {}),
             "round": self.round,
             "min_clients": self.min_clients,
             "guard": self.guard and asdict(self.guard),

@@ -18,6 +18,7 @@ from fedglad.adapters import Adapter
 from fedglad.averages import Average
 from fedglad.clients.method import Plain
 from fedglad.core.guard import Guard
+from fedglad.data.validation import validation_of
 from fedglad.estimators import Estimator
 from fedglad.filters import Filter
 from fedglad.optimizers import Optimizer
@@ -25,7 +26,7 @@ from fedglad.records import Bundle, Failure, Round
 from fedglad.samplers.base import Pool, Sampler
 from fedglad.server.server import Server
 from fedglad.simulation.driver import Driver, guard_of
-from fedglad.simulation.engines.base import Engine, Federation, Job, Updates
+from fedglad.simulation.engines.base import Engine, Federation, Job, Packed, Updates
 from fedglad.trust import Trust
 from fedglad.weights import Samples
 
@@ -72,6 +73,7 @@ class Simulation(Driver):
             update_bytes=sum(p.numel() * p.element_size() for p in parts.model.parameters()),
         )
         parts.sampler.check(self.pool)
+        self.validates = validation_of(parts.data) is not None
         self.counts = _counts(self.pool)
         self.everybody = None if self.counts is None else self.counts.sum(axis=0)
         server = Server(
@@ -117,22 +119,32 @@ class Simulation(Driver):
             self.t = t + 1
             trained = time.perf_counter()
             tested = self.t % parts.eval_every == 0 or self.t == parts.rounds
-            loss, accuracy = self.engine.evaluate(server.packed) if tested else (None, None)
-            averaged = (None, None)
-            if tested and (parts.average.test if parts.average else server.has_average):
-                averaged = self.engine.evaluate(server.packed_average)
+            scores: dict[str, float] = {}
+            if tested:
+                scores = self._scores("", server.packed)
+                if parts.average.test if parts.average else server.has_average:
+                    scores |= self._scores("averaged_", server.packed_average)
             yield Round(
                 t,
                 cohort.ids,
                 record,
-                test_loss=loss,
-                test_accuracy=accuracy,
-                averaged_loss=averaged[0],
-                averaged_accuracy=averaged[1],
+                **scores,
                 label_similarity=self._similarity(cohort.ids),
                 alarm=alarm,
                 seconds={"train": trained - begin, "test": time.perf_counter() - trained},
             )
+
+    def _scores(self, which: str, packed: Packed) -> dict[str, float]:
+        """A model's loss and accuracy on the test set, and on the validation set if there is one,
+        by the names that a Round has for them."""
+        parts = {which or "test_": self.engine.evaluate(packed)}
+        if self.validates:
+            parts[f"{which}validation_"] = self.engine.evaluate(packed, "validation")
+        return {
+            f"{part}{name}": score
+            for part, scores in parts.items()
+            for name, score in zip(("loss", "accuracy"), scores, strict=True)
+        }
 
     def close(self) -> None:
         """Ends the engine's processes."""

@@ -6,7 +6,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,15 @@ from fedglad.clients.method import Loss, Memory, Plain, Prepare
 from fedglad.clients.workbench import Workbench, as_stored
 from fedglad.core.memory import Memories
 from fedglad.data.federation import Federation
+from fedglad.data.validation import validation_of
 from fedglad.records import Bundle, Failure, Several, Update
 from fedglad.rng import stream
 
 Packed = tuple[Tensor, Mapping[str, Tensor]]
 """A model as `Server.packed` gives it: the parameters in one vector, and the buffers."""
+
+Held = Literal["test", "validation"]
+"""Which samples a model is tested on: clients train on neither."""
 
 logger = logging.getLogger("fedglad")
 
@@ -59,8 +63,8 @@ class Engine(Protocol):
         """The cohort's updates, in its order."""
         ...
 
-    def evaluate(self, packed: Packed) -> tuple[float, float]:
-        """Loss and accuracy of a model on the test set."""
+    def evaluate(self, packed: Packed, held: Held = "test") -> tuple[float, float]:
+        """Loss and accuracy of a model on the test set, or on the validation set."""
         ...
 
     def losses(self, clients: Sequence[int], packed: Packed) -> list[float]:
@@ -79,7 +83,8 @@ class Worker:
         self.job = job
         self.device = device
         self.bench = Workbench(job.build().to(device), job.loss)
-        self.test = job.data.test()
+        self.held = held_sets(job.data)
+        self.test = self.held["test"]
         self.prepare: Prepare = getattr(job.data, "prepare", as_stored)
 
     def train(
@@ -132,10 +137,10 @@ class Worker:
         sent = {name: sent.get(name, zeros) for name in self.job.client.hears}
         return Call(t, packed[0].to(device), _on(packed[1], device), _on(sent, device))
 
-    def evaluate(self, packed: Packed, start: int) -> tuple[float, int]:
-        """Sum of losses and number of hits on the chunk of the test set that begins there."""
+    def evaluate(self, packed: Packed, start: int, held: Held = "test") -> tuple[float, int]:
+        """Sum of losses and number of hits on the chunk of a held-out set that begins there."""
         self.bench.load(*packed)
-        return self._measure(*self.test, start)
+        return self._measure(*self.held[held], start)
 
     def loss(self, packed: Packed, client: int) -> float:
         """The mean loss on a client's own samples; NaN if they cannot be had."""
@@ -154,6 +159,14 @@ class Worker:
         part = slice(start, start + CHUNK)
         x, y = x[part].to(self.device), y[part].to(self.device)
         return measure(self.bench.model, self.job.loss, self.prepare(x, False), y)
+
+
+def held_sets(data: Federation) -> dict[Held, tuple[Tensor, Tensor]]:
+    """The test set, and the validation set of a federation that has one."""
+    sets: dict[Held, tuple[Tensor, Tensor]] = {"test": data.test()}
+    if (validation := validation_of(data)) is not None:
+        sets["validation"] = validation
+    return sets
 
 
 @torch.no_grad()

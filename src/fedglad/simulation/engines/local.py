@@ -20,12 +20,14 @@ from fedglad.records import Bundle, Failure, Several
 from fedglad.simulation.engines.base import (
     CHUNK,
     GROUP_BYTES,
+    Held,
     Job,
     Packed,
     Report,
     Updates,
     Worker,
     as_group,
+    held_sets,
     mean,
 )
 
@@ -53,7 +55,7 @@ class LocalEngine:
         self.extras = torch.zeros(sends, dtype=layout.dtype).share_memory_()
         # How often each client's worker has died under it: it must not take its group along.
         self.deaths = torch.zeros(shape[:2], dtype=torch.int32).share_memory_().numpy()
-        self.test_size = len(job.data.test()[1])
+        self.sizes = {held: len(y) for held, (_, y) in held_sets(job.data).items()}
         self.pool = Pool(self.workers, self._begin)
 
     def train(self, t: int, cohort: Sequence[int], packed: Packed, sent: Memory) -> Updates:
@@ -88,17 +90,18 @@ class LocalEngine:
             reports.append(answer)
         return as_group(self.job, clients, self.slots[slot], reports)
 
-    def evaluate(self, packed: Packed) -> tuple[float, float]:
-        sums = self._run("evaluate", packed, range(0, self.test_size, CHUNK))
+    def evaluate(self, packed: Packed, held: Held = "test") -> tuple[float, float]:
+        n = self.sizes[held]
+        sums = self._run("evaluate", packed, [(held, start) for start in range(0, n, CHUNK)])
         if lost := next((s for s in sums if isinstance(s, Lost)), None):
-            raise RuntimeError(f"the test set could not be evaluated: {lost.reason}")
-        return mean(sums, self.test_size)
+            raise RuntimeError(f"the {held} set could not be evaluated: {lost.reason}")
+        return mean(sums, n)
 
     def losses(self, clients: Sequence[int], packed: Packed) -> list[float]:
         losses = self._run("loss", packed, clients)
         return [math.nan if isinstance(loss, Lost) else loss for loss in losses]
 
-    def _run(self, work: str, packed: Packed, items: Sequence[int]) -> list[Any]:
+    def _run(self, work: str, packed: Packed, items: Sequence[Any]) -> list[Any]:
         self.theta.copy_(packed[0])
         buffers = _arrays(packed[1])
         return list(self.pool.run([(work, (buffers, item)) for item in items]))
@@ -131,8 +134,9 @@ class LocalEngine:
                 deaths[at] -= 1
             return answers
 
-        def evaluate(slot: int, buffers: Any, start: int) -> tuple[float, int]:
-            return worker.evaluate((self.theta, _tensors(buffers)), start)
+        def evaluate(slot: int, buffers: Any, part: tuple[Held, int]) -> tuple[float, int]:
+            held, start = part
+            return worker.evaluate((self.theta, _tensors(buffers)), start, held)
 
         def loss(slot: int, buffers: Any, client: int) -> float:
             return worker.loss((self.theta, _tensors(buffers)), client)

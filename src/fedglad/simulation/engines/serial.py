@@ -9,6 +9,7 @@ from fedglad.core.threads import threads
 from fedglad.simulation.engines.base import (
     CHUNK,
     GROUP_BYTES,
+    Held,
     Packed,
     Updates,
     Worker,
@@ -36,10 +37,10 @@ class SerialEngine:
                 reports = [self.worker.train(call, client, out) for client, out in pairs]
             yield as_group(self.worker.job, clients, self.deltas, reports)
 
-    def evaluate(self, packed: Packed) -> tuple[float, float]:
-        n = len(self.worker.test[1])
+    def evaluate(self, packed: Packed, held: Held = "test") -> tuple[float, float]:
+        n = len(self.worker.held[held][1])
         with threads(1):
-            return mean([self.worker.evaluate(packed, k) for k in range(0, n, CHUNK)], n)
+            return mean([self.worker.evaluate(packed, k, held) for k in range(0, n, CHUNK)], n)
 
     def losses(self, clients: Sequence[int], packed: Packed) -> list[float]:
         with threads(1):
