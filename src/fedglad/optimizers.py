@@ -32,6 +32,7 @@ class Optimizer(ABC):
     |---|---|
     | "constant" | η |
     | "cosine" | η (1 + cos(π t/over))/2, and 0 from round `over` on |
+    | "linear" | η (1 − t/over), and 0 from round `over` on |
     | "step" | η drop^⌊t/over⌋ |
 
     >>> class Sign(Optimizer):  # an own one: θ ← θ − η s sign(ḡ)
@@ -42,27 +43,29 @@ class Optimizer(ABC):
     """
 
     lr: Annotated[float, "the server's rate"] = 1.0
-    schedule: Annotated[Literal["constant", "cosine", "step"], "how the rate falls"] = "constant"
+    schedule: Annotated[Literal["constant", "cosine", "step", "linear"], "how the rate falls"] = (
+        "constant"
+    )
     over: Annotated[
-        int, "cosine: rounds until the rate is 0, 0 for the whole run; step: rounds between drops"
+        int, "cosine, linear: rounds until the rate is 0, 0 for the whole run; step: between drops"
     ] = 0
     drop: Annotated[float, "step: what the rate is multiplied by after every `over` rounds"] = 0.1
 
     def __post_init__(self) -> None:
-        known = self.schedule in ("constant", "cosine", "step")
+        known = self.schedule in ("constant", "cosine", "step", "linear")
         least = int(self.schedule == "step")
         asked = " with schedule='step': the rounds between drops" if least else ""
         check(
             self,
             lr=(0 < self.lr <= 1e15, "positive and finite, up to 1e15"),
-            schedule=(known, "'constant', 'cosine' or 'step'"),
+            schedule=(known, "'constant', 'cosine', 'step' or 'linear'"),
             over=(self.over >= least, f"{least} or more{asked}"),
             drop=(0 < self.drop <= 1, "in (0, 1]"),
         )
 
     def within(self, rounds: int) -> Self:
-        """The same for a run of so many rounds: the end of a cosine that has none of its own."""
-        endless = self.schedule == "cosine" and self.over == 0
+        """The same for a run of so many rounds: the end of a decay that has none of its own."""
+        endless = self.schedule in ("cosine", "linear") and self.over == 0
         return replace(self, over=rounds) if endless else self
 
     def rate(self, t: int) -> float:
@@ -72,10 +75,12 @@ class Optimizer(ABC):
                 return self.lr
             case "step":
                 return self.lr * self.drop ** (t // self.over)
-            case "cosine":
+            case "cosine" | "linear":
                 must = "the rounds until the rate is 0: set over=50, say, or call within(50)"
                 check(self, over=(self.over > 0, must))
-                return self.lr * (1 + math.cos(math.pi * min(t / self.over, 1))) / 2
+                gone = min(t / self.over, 1)
+                falls = (1 + math.cos(math.pi * gone)) / 2
+                return self.lr * (falls if self.schedule == "cosine" else 1 - gone)
 
     def slots(self) -> dict[str, float]:
         """The slots it keeps, and the value each starts with."""

@@ -100,7 +100,7 @@ def test_a_cosine_without_an_end_is_refused_before_the_first_round():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"schedule": "linear"}, r"\(schedule='linear'\): must be 'constant', 'cosine' or 'step'"),
+        ({"schedule": "exp"}, r"\(schedule='exp'\): must be 'constant', 'cosine', 'step' or"),
         ({"over": -1}, r"\(over=-1\): must be 0 or more"),
         ({"schedule": "step"}, r"\(over=0\): must be 1 or more with schedule='step': the rounds b"),
         ({"schedule": "step", "over": 2, "drop": 0}, r"\(drop=0\): must be in \(0, 1\]"),
