@@ -174,8 +174,8 @@ def sweep(tasks: Sequence[Task], *, jobs: int = 1, then: Then | None = None) -> 
                 yield task
             elif task.finished:
                 event = Event(task, "kept")
-                yield event
                 waiting.extend(then(event) if then else ())
+                yield event
             else:
                 missing.append(task)
 
@@ -188,9 +188,9 @@ def sweep(tasks: Sequence[Task], *, jobs: int = 1, then: Then | None = None) -> 
                     yield Event(running[-1].task, "started")
                 for event in _listen(running, stop=asked_to_stop()):
                     cut = cut or event.what == "stopped"
+                    more = then(event) if then and event.what in ENDS else ()
                     yield event
-                    if then and event.what in ENDS:
-                        yield from take(then(event))
+                    yield from take(more)
         finally:
             for job in running:
                 job.end(seconds=0)
