@@ -4,8 +4,9 @@
 
 Fifty clients, five a round. Two thirds through the run only clients take part that hold mostly one
 digit, the same one: that of which its holders have the largest share, chosen by the partition and
-not by results. Everything else is the preset `digits`. A seed fixes the first weights, the batches
-and the cohorts of all other rounds, so both methods meet the same ones.
+not by results. Everything else is the preset `digits`, which also keeps the running average of the
+models: training does not see it, but it is what one would deploy. A seed fixes the first weights,
+the batches and the cohorts of all other rounds, so both methods meet the same ones.
 
 The runs are those of the command line, and stay in OUT/demo: another call finds them there.
 """
@@ -23,7 +24,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 
-from fedglad.analysis import Comparison, compare
+from fedglad.analysis import compare
 from fedglad.analysis.statistics import interval
 from fedglad.cli.compare import show_comparison
 from fedglad.cli.progress import ShowSweep
@@ -40,9 +41,13 @@ NEAR = 5  # rounds before and after the forced one
 
 @dataclass(frozen=True)
 class Curves:
-    """A method's runs, one row a seed, one column a round; `scale` also has the tensors."""
+    """A method's runs, one row a seed, one column a round; `scale` also has the tensors.
+
+    `averaged` is the accuracy of the average of the models so far.
+    """
 
     accuracy: np.ndarray
+    averaged: np.ndarray
     gsi: np.ndarray
     scale: np.ndarray
 
@@ -52,6 +57,7 @@ class Curves:
         scales = [[[group["scale"] for group in r["groups"].values()] for r in run] for run in runs]
         return cls(
             100 * np.array([[r["test_accuracy"] for r in run] for run in runs]),
+            100 * np.array([[r["averaged_accuracy"] for r in run] for run in runs]),
             np.array([[r["gsi_all"] for r in run] for run in runs]),
             np.array(scales),
         )
@@ -64,10 +70,16 @@ class Curves:
             usual.append(0.9 * usual[-1] + 0.1 * gsi)
         return np.array(usual).T
 
-    def around(self, t: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Accuracy by seed: mean of the rounds before round t, in it, mean of those after it."""
-        before, after = self.accuracy[:, max(t - NEAR, 0) : t], self.accuracy[:, t + 1 :][:, :NEAR]
-        return before.mean(axis=1), self.accuracy[:, t], after.mean(axis=1)
+
+def around(accuracy: np.ndarray, t: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """By seed: mean of the rounds before round t, in it, mean of those after it."""
+    before, after = accuracy[:, max(t - NEAR, 0) : t], accuracy[:, t + 1 :][:, :NEAR]
+    return before.mean(axis=1), accuracy[:, t], after.mean(axis=1)
+
+
+def last10(accuracy: np.ndarray) -> np.ndarray:
+    """By seed: mean of the last ten rounds."""
+    return accuracy[:, -10:].mean(axis=1)
 
 
 def one_digit(counts: np.ndarray) -> int:
@@ -112,18 +124,23 @@ def play(todo: list[Task], jobs: int) -> None:
         sys.exit(f"{len(failed)} runs failed, the first one with: {failed[0]}")
 
 
-def tell(found: Comparison, plain: Curves, glad: Curves, forced: int, who: str) -> None:
+def tell(plain: Curves, glad: Curves, forced: int, who: str) -> None:
     """In words, and whatever it is, what the runs show."""
     t = forced - 1
-    print("adapter.name=none is FedAvg, adapter.name=glad is FedAvg + FedGLAD.\n")
+    say(
+        "adapter.name=none is FedAvg, adapter.name=glad is FedAvg + FedGLAD; averaged is the "
+        "running average of the same run's models."
+    )
+    print()
     say(
         f"Round {forced} was forced: {who}. Test accuracy there, and the mean of up to {NEAR} "
         "rounds before and after:"
     )
-    print(f"\n{'':18}{'before':>9}{'round ' + str(forced):>11}{'after':>9}")
+    print(f"\n{'':28}{'before':>9}{'round ' + str(forced):>11}{'after':>9}")
     for name, curves in zip(METHODS.values(), (plain, glad), strict=True):
-        before, at, after = (f"{x.mean():.1f} %" for x in curves.around(t))
-        print(f"{name:18}{before:>9}{at:>11}{after:>9}")
+        for what, accuracy in ((name, curves.accuracy), (f"{name}, averaged", curves.averaged)):
+            before, at, after = (f"{x.mean():.1f} %" for x in around(accuracy, t))
+            print(f"{what:28}{before:>9}{at:>11}{after:>9}")
     print()
 
     gsi, usual, scale = glad.gsi[:, t].mean(), glad.usual_gsi[:, t].mean(), glad.scale[:, t]
@@ -133,21 +150,29 @@ def tell(found: Comparison, plain: Curves, glad: Curves, forced: int, who: str) 
         f"({scale.min():.2f} to {scale.max():.2f} over tensors and seeds; mean over all rounds "
         f"{glad.scale.mean():.2f})."
     )
-    drops = [curves.around(t)[1] - curves.around(t)[0] for curves in (plain, glad)]
+    drops = [
+        around(curves.accuracy, t)[1] - around(curves.accuracy, t)[0] for curves in (plain, glad)
+    ]
     say(
         f"In that round accuracy changed by {drops[0].mean():+.1f} points with FedAvg, by "
         f"{drops[1].mean():+.1f} with FedGLAD. The difference: {verdict(drops[1] - drops[0])}"
     )
-    (other,) = (group.difference for group in found.groups if group.difference)
-    say(f"At the end, over the last 10 rounds: {verdict(100 * np.array(other.values))}")
+    print("At the end, over the last 10 rounds:")
+    newest, averaged = last10(plain.accuracy), last10(plain.averaged)
+    for what, differences, better in (
+        ("FedGLAD over FedAvg", last10(glad.accuracy) - newest, "with FedGLAD"),
+        ("FedAvg's average over its newest model", averaged - newest, "averaged"),
+        ("FedGLAD over FedAvg, both averaged", last10(glad.averaged) - averaged, "with FedGLAD"),
+    ):
+        say(f"- {what}: {verdict(differences, better)}")
 
 
 def say(text: str) -> None:
     print(textwrap.fill(text, 88))
 
 
-def verdict(differences: np.ndarray) -> str:
-    """FedGLAD minus FedAvg with its interval, and whether that tells them apart."""
+def verdict(differences: np.ndarray, better: str = "with FedGLAD") -> str:
+    """A mean difference by seed with its interval, and whether that tells the two apart."""
     mean, n = differences.mean(), len(differences)
     bounds = interval(differences.tolist())
     if bounds is None:
@@ -155,7 +180,7 @@ def verdict(differences: np.ndarray) -> str:
     told = f"{mean:+.1f} points (95 %: {bounds[0]:+.1f} to {bounds[1]:+.1f}, {n} seeds)"
     if bounds[0] <= 0 <= bounds[1]:
         return f"{told}, no more than chance could make."
-    return f"{told}, {'better' if mean > 0 else 'worse'} with FedGLAD."
+    return f"{told}, {'better' if mean > 0 else 'worse'} {better}."
 
 
 COLOURS = {"none": "#D55E00", "glad": "#0072B2"}  # told apart by the colour-blind (Okabe and Ito)
@@ -179,7 +204,7 @@ STYLE: dict[Any, Any] = {
 
 
 def plot(plain: Curves, glad: Curves, forced: int, who: str, path: Path) -> None:
-    """Accuracy of both above FedGLAD's GSI and its running mean, the forced round marked."""
+    """Accuracy of both, also averaged; below it FedGLAD's GSI; the forced round marked."""
     seeds, rounds = glad.gsi.shape
     with plt.rc_context(STYLE):
         figure, (top, bottom) = plt.subplots(
@@ -188,9 +213,12 @@ def plot(plain: Curves, glad: Curves, forced: int, who: str, path: Path) -> None
         thick = "one seed" if seeds == 1 else f"mean of {seeds} seeds, each of them thin"
         _lines(top, plain.accuracy, COLOURS["none"], METHODS["none"])
         _lines(top, glad.accuracy, COLOURS["glad"], METHODS["glad"])
+        at, dashes = np.arange(1, rounds + 1), (0, (4, 2))
+        for name, curves in (("none", plain), ("glad", glad)):
+            mean, label = curves.averaged.mean(axis=0), f"{METHODS[name]}, averaged"
+            top.plot(at, mean, color=COLOURS[name], linestyle=":", linewidth=2.4, label=label)
         top.set(title=f"Test accuracy (%), {thick}", ylim=(0, 100))
         _lines(bottom, glad.gsi, COLOURS["glad"], "GSI")
-        at, dashes = np.arange(1, rounds + 1), (0, (4, 2))
         usual = glad.usual_gsi.mean(axis=0)
         bottom.plot(at, usual, color=INK, linestyle=dashes, linewidth=1.6, label="its running mean")
         bottom.set(title="GSI with FedGLAD: 1 if the updates are equal", xlabel="Round")
@@ -234,14 +262,13 @@ def main() -> None:
     share = 100 * took_part[digit] / took_part.sum()
     who = f"{COHORT} clients, {share:.0f} % of whose images are a {digit}"
     print()
-    found = compare([task.folder for task in todo], baseline="adapter.name=none")
-    show_comparison(found)
+    show_comparison(compare([task.folder for task in todo], baseline="adapter.name=none"))
     print()
     curves = {
         name: Curves.read([t.folder for t in todo if t.settings["adapter.name"] == name])
         for name in METHODS
     }
-    tell(found, curves["none"], curves["glad"], forced, who)
+    tell(curves["none"], curves["glad"], forced, who)
     plot(curves["none"], curves["glad"], forced, who, args.out / "digits.png")
     print(f"\nPlot: {args.out / 'digits.png'}")
 

@@ -103,7 +103,8 @@ def of_folder(folder: Path) -> Told:
     lines = map(json.loads, (folder / "rounds.jsonl").read_text().splitlines())
     last = max((folder / "checkpoints").glob("*.safetensors"))
     with safe_open(last, "pt") as file:
-        names = [name for name in sorted(file.keys()) if not name.startswith("trust/")]  # younger
+        younger = ("trust/", "average/")
+        names = [name for name in sorted(file.keys()) if not name.startswith(younger)]
         tensors = {name: file.get_tensor(name) for name in names}
         saved = json.loads(file.metadata()["fedglad"])
     told = [f"{n} {tuple(t.shape)} {t.dtype}".encode() for n, t in tensors.items()]

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from cli.test_cli import said
 from run_support import TINY, alive, cli, command, environment, outcome, start, until
 from typer.testing import CliRunner
@@ -22,8 +21,7 @@ from typer.testing import CliRunner
 from fedglad.cli import app
 from fedglad.config.schema import ConfigError, load
 from fedglad.runs import Run, execute
-from fedglad.runs.control import mean_factor
-from fedglad.runs.sweeping import Event, Task, _alone, control, controlled, sweep, tasks
+from fedglad.runs.sweeping import Event, Task, _alone, sweep, tasks
 from fedglad.simulation.engines.settings import Local, Serial
 from runs.test_runs import contents, stopped
 
@@ -350,145 +348,6 @@ def test_a_sweep_of_which_nothing_finished_has_no_table(tmp_path: Path):
     assert result.exit_code == 1
     assert said(result).count("error: sampler.clients_per_round=5") == 2
     assert json.loads(call(*args, "--json").stdout)["comparison"] is None
-
-
-# ----------------------------------------------------------------------------------- the controls
-
-
-def rounds_of(folder: Path, *scales: dict[str, float] | None) -> None:
-    """Records with these factors by group; None: a round that was skipped."""
-    lines = [
-        {"round": t, "status": "stepped", "groups": {g: {"scale": x} for g, x in told.items()}}
-        if told
-        else {"round": t, "status": "skipped", "groups": {}}
-        for t, told in enumerate(scales)
-    ]
-    folder.mkdir(exist_ok=True)
-    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def test_the_mean_factor_is_that_of_a_parameter(tmp_path: Path):
-    (task,) = plan(tmp_path, "seed=1")
-    sizes = {
-        name: p.numel() for name, p in task.config.sections["model"].build().named_parameters()
-    }
-    weight, bias = sizes
-    assert list(sizes.values()) == [640, 10]
-    rounds_of(tmp_path, {weight: 0.5, bias: 1.5}, None, {weight: 1.0, bias: 1.0})
-    # (640 · .5 + 10 · 1.5) / 650 = 335/650 = .515385; with the last round's 1: half of 1.515385
-    assert mean_factor(tmp_path, task.config) == pytest.approx((335 / 650 + 1) / 2)
-    (whole,) = plan(tmp_path, "adapter.groups=all")
-    rounds_of(tmp_path, {"all": 0.5}, {"all": 0.6})
-    assert mean_factor(tmp_path, whole.config) == pytest.approx(0.55)
-    rounds_of(tmp_path, None, None)
-    with pytest.raises(ValueError, match="no round of its rule stepped"):
-        mean_factor(tmp_path, task.config)
-
-
-def test_a_control_is_the_run_at_the_rules_own_mean_factor(tmp_path: Path):
-    found = plan(tmp_path, "seed=1", "adapter.name=none,fixed,glad,fedexp")
-    state = torch.get_rng_state()
-    told = [event for event in controlled(found, jobs=2) if event.what in ENDS]
-    assert torch.get_rng_state().equal(state)
-    assert [event.what for event in told] == ["finished"] * 6
-    own = {event.task.label: event.task for event in told if event.task.rule}
-    assert own.keys() == {f"seed=1 control of adapter.name={n}" for n in ("glad", "fedexp")}
-    glad = own["seed=1 control of adapter.name=glad"]
-    assert glad.rule == found[2]
-    factor = mean_factor(found[2].folder, found[2].config)
-    assert factor != 1
-    (alone,) = plan(tmp_path / "alone", f"adapter.value={factor!r}", adapter__name="fixed")
-    assert glad.folder == tmp_path / alone.folder.name
-    assert list(sweep([alone]))[-1].what == "finished"
-    assert outcome(alone.folder) == outcome(glad.folder)
-    assert all(
-        group["scale"] == factor
-        for r in Run(glad.folder).rounds()
-        for group in r["groups"].values()
-    )
-
-
-def test_the_control_of_a_rule_that_does_nothing_is_no_rule(tmp_path: Path):
-    (rule,) = plan(tmp_path, "seed=1", adapter__gamma=0)
-    assert [event.what for event in controlled([rule])][-1] == "finished"
-    own = control(rule)
-    assert own.config.sections["adapter"].value == 1
-    (none,) = plan(tmp_path, "seed=1", adapter__name="none")
-    assert list(sweep([none]))[-1].what == "finished"
-    accuracies = [[r["test_accuracy"] for r in Run(t.folder).rounds()] for t in (own, none, rule)]
-    assert accuracies[0] == accuracies[1] == accuracies[2]
-
-
-def test_controls_are_run_once_and_go_on(tmp_path: Path):
-    found = plan(tmp_path, "seed=1,2")
-    told = list(controlled(found, jobs=2))
-    assert [event.what for event in told if event.what in ENDS] == ["finished"] * 4
-    before = {task.folder: contents(task.folder) for e in told if (task := e.task)}
-    assert len(before) == 4
-    again = list(controlled(found, jobs=2))
-    assert [event.what for event in again] == ["kept"] * 4
-    assert {folder: contents(folder) for folder in before} == before
-    own = control(found[1])
-    shutil.rmtree(own.folder)
-    stopped(own.folder, 3, own.config)
-    again = list(controlled(found))
-    assert [event.what for event in again].count("kept") == 3
-    assert [event.round.t for event in again if event.round] == [2, 3, 4, 5]
-    assert outcome(own.folder)[0] == [
-        {k: v for k, v in json.loads(line).items() if k not in ("seconds", "after", "crc")}
-        for line in (before[own.folder]["rounds.jsonl"]).splitlines()
-    ]
-
-
-def test_a_rule_that_fails_or_never_steps_has_no_control(tmp_path: Path):
-    args = ["sweep", "digits", *given({**QUICK, "rounds": 2}), "--out", str(tmp_path), "--control"]
-    result = call(*args, "--grid", "data.clients=2")
-    assert result.exit_code == 1
-    assert result.stdout.startswith("1/1  data.clients=2  ")
-    result = call(*args, "--grid", "client.lr=1e9,0.1")
-    assert result.exit_code == 1, result.exception
-    assert (
-        "error: client.lr=1000000000.0 control of adapter.name=glad: no round of its rule stepped, "
-        "so there is no mean factor" in said(result)
-    )
-    assert "/4  client.lr=0.1 control of adapter.name=glad  accuracy " in result.stdout
-
-
-def test_controls_of_nothing_are_warned_of(tmp_path: Path):
-    args = ["sweep", "digits", *given({**QUICK, "rounds": 1}), "--out", str(tmp_path)]
-    result = call(*args, "--grid", "adapter.name=none,fixed", "--control")
-    assert result.exit_code == 0
-    assert "warning: --control adds nothing: no run has an adaptive rule" in said(result)
-    assert len([*tmp_path.iterdir()]) == 2
-
-
-def test_the_command_with_controls(tmp_path: Path):
-    args = ["sweep", "digits", *given({**QUICK, "rounds": 4}), "--grid", "seed=1,2", "--control"]
-    args += ["--grid", "adapter.name=none,glad", "--out", str(tmp_path)]
-    first = call(*args)
-    assert first.exit_code == 0, first.exception
-    lines = first.stdout.splitlines()
-    assert [line.split()[0] for line in lines[:6]] == [f"{k}/6" for k in range(1, 7)]
-    table = call("compare", tmp_path).stdout
-    assert first.stdout.endswith(f"\n\n{table}")
-    assert "control of adapter.name=glad  2  " in table
-    assert "Rule − control" in table
-    again = call(*args, "--json")
-    assert again.exit_code == 0
-    found = json.loads(again.stdout)
-    assert [run["status"] for run in found["runs"]] == ["kept"] * 6
-    none, glad, own = found["runs"][:3]
-    assert (none["settings"], glad["settings"]) == (
-        {"seed": 1, "adapter.name": "none"},
-        {"seed": 1, "adapter.name": "glad"},
-    )
-    assert own["label"] == "seed=1 control of adapter.name=glad"
-    assert own["control_of"] == glad["folder"]
-    assert own["settings"]["adapter.name"] == "fixed"
-    rule, control = found["comparison"]["groups"][1:]
-    assert control["factors"][0] == own["settings"]["adapter.value"]
-    pairs = zip(rule["values"], control["values"], strict=True)
-    assert rule["over_control"]["values"] == [a - b for a, b in pairs]
 
 
 # -------------------------------------------------------------------------- real processes, kills

@@ -10,22 +10,28 @@ from fedglad.analysis.curves import Curve, Series, curve, series
 from fedglad.analysis.grouping import (
     CONTROL,
     CompareError,
+    Grouping,
     Seed,
     Settings,
     group,
+    is_control_of,
     named_seed,
     pop_seed,
     settings_of,
 )
 from fedglad.analysis.statistics import Stability, interval, spread, stability
+from fedglad.config.keys import SEEDS
+from fedglad.config.keys import label as label_of
 from fedglad.config.presets import shortened
 from fedglad.runs.line import number
 from fedglad.runs.reader import CHANGED, Lines, Run, RunError, objects, run_folders, skipped_of
 from fedglad.runs.summary import disagreement, figures
+from fedglad.runs.twins import KINDS, kind_of, made_of
 
 METRIC, FINAL = "last10_accuracy", "final_accuracy"
 AVERAGED = {METRIC: "last10_averaged_accuracy", FINAL: "final_averaged_accuracy"}
 """What summary.json calls the same number of the average of a run's models."""
+OF_AVERAGE = " · averaged"
 CURVES = {"accuracy": "test_accuracy", "gsi": "gsi_all", "averaged": "averaged_accuracy"}
 
 
@@ -33,8 +39,9 @@ CURVES = {"accuracy": "test_accuracy", "gsi": "gsi_all", "averaged": "averaged_a
 class Entry:
     """A finished run: its settings with dotted keys, and its values of SEEDS.
 
-    `curves` are its numbers by round, None without any rounds. A control has its own constant
-    `factor` and the settings of its rule, with CONTROL among them.
+    `curves` are its numbers by round, None without any rounds. `control` is the entry of
+    control.json that makes it a control: its settings are those of its rule then, with CONTROL
+    among them.
     """
 
     folder: Path
@@ -42,7 +49,18 @@ class Entry:
     seed: Seed
     summary: Mapping[str, Any]
     curves: Mapping[str, Series] | None
-    factor: float | None = None
+    control: Mapping[str, Any] | None = None
+
+    @property
+    def kind(self) -> str:
+        """Of a control, which one it is; else empty."""
+        return kind_of(self.control) if self.control else ""
+
+    @property
+    def chosen_on(self) -> list[Seed]:
+        """The seeds by whose results its constant was chosen."""
+        seeds = (self.control or {}).get("on", [])
+        return [tuple(seed.get(key) for key in SEEDS) for seed in seeds]
 
     def value(self, metric: str) -> float:
         """One number of the summary."""
@@ -74,10 +92,11 @@ class Difference:
 class Group:
     """Repetitions of one configuration; `config` has all keys in which the groups differ.
 
-    Controls have the label of their rule in `control_of` and their constants in `factors`; the rule
-    has its difference to them in `over_control`. Runs that kept an average of their models have a
-    second group for it, with the label of the first in `averaged_of`; its difference to the newest
-    models of the same runs is in `over_newest`.
+    Controls have their kind in `control`, the label of their rule, if they have but one, in
+    `control_of`, and their constants in `factors`. A rule has its difference to each in
+    `over_controls`, by their labels, and that to its mean factor in `over_control`. Runs that kept
+    an average of their models have a second group for it, with the label of the first in
+    `averaged_of`; its difference to the newest models of the same runs is in `over_newest`.
     """
 
     label: str
@@ -96,6 +115,8 @@ class Group:
     curves: dict[str, Curve] | None = None
     averaged_of: str | None = None
     over_newest: Difference | None = None
+    control: str | None = None
+    over_controls: dict[str, Difference] | None = None
 
 
 @dataclass(frozen=True)
@@ -159,14 +180,14 @@ def compare(
             notes.append(f"{labels[k]} is not paired with {labels[base]}: {reason}")
         paired = {} if k == base or reason else parts[base]
         one = _group(labels[k], grouping.configs[k], parts[k], paired, metric)
-        wanted = {**settings[k], CONTROL: True}  # the settings of its control
-        if CONTROL not in settings[k] and wanted in settings:
-            control = settings.index(wanted)
-            if not grouping.unpaired(k, control):
-                one = replace(one, over_control=_difference(parts[k], parts[control], metric))
-        groups.append(one)
-        if averaged := _averaged(one, parts[k], parts[base] if paired or k == base else {}, metric):
-            groups.append(averaged)
+        mean = _averaged(one, parts[k], parts[base] if paired or k == base else {}, metric)
+        twins = _twins(grouping, parts, k)
+        groups += _shown(
+            _over_controls(one, parts[k], twins, metric, averaged=False),
+            mean and _over_controls(mean, parts[k], twins, metric, averaged=True),
+            KINDS[one.control].rows if one.control and k != base else (False, True),
+        )
+        notes += _chosen(labels[k], parts[k])
         lengths |= {settings[k].get("rounds"): None} if k == base or paired else {}
     if len(lengths) > 1:
         of_base, *others = map(str, lengths)
@@ -183,7 +204,7 @@ def compare(
 
 def _read(folders: Iterable[Path]) -> tuple[list[Entry], list[str]]:
     """The finished runs, and a note for each of the others."""
-    entries, notes = list[Entry](), list[str]()
+    entries, notes, tried = list[Entry](), list[str](), 0
     for run in map(Run, folders):
         config, summary = run.config, run.summary
         if config is None:
@@ -192,20 +213,27 @@ def _read(folders: Iterable[Path]) -> tuple[list[Entry], list[str]]:
             rounds = f"{len(run.rounds())} of {config.get('rounds', '?')} rounds"
             notes.append(f"{run.folder} is left out: unfinished, {rounds}")
             continue
-        lines, adapter = run.lines(), config.get("adapter", {})
+        lines = run.lines()
         records = objects(lines.records)
         summary, doubts = _believed(run, config, summary, lines, records)
         notes += [f"{run.folder}: {doubt}" for doubt in doubts]
         curves = None
         if records and not lines.damage:  # whole records of many runs would fill the memory
             curves = {name: series(records, key) for name, key in CURVES.items()}
-        controls = [(rule, adapter["value"]) for rule in run.rules(adapter)]
-        for rule, factor in controls or [(None, None)]:
-            settings = settings_of(config, summary, rule)
+        controls = run.controls(config)
+        itself = not controls or any(one.get("asked") for one in controls)
+        shown = [one for one in controls if kind_of(one) != "trial"]
+        for control in [*([None] if itself else []), *shown]:
+            settings = settings_of(config, summary, control)
             seed = pop_seed(settings)
-            entries.append(Entry(run.folder, settings, seed, summary, curves, factor))
+            entries.append(Entry(run.folder, settings, seed, summary, curves, control))
+        if not itself and not shown:
+            tried += 1
+            continue
         if skipped := skipped_of(summary, records):
             notes.append(f"{run.folder}: {skipped}")
+    if tried:
+        notes.append(f"{tried} runs at constants that were tried and not chosen are left out")
     if not entries:
         raise CompareError("; ".join(["there is no finished run to compare", *notes]))
     return entries, notes
@@ -242,10 +270,12 @@ def _group(
     values = [entry.value(metric) for entry in cell.values()]
     final = AVERAGED[FINAL] if metric in AVERAGED.values() else FINAL
     curves = _curves(cell)
-    factors = [entry.factor for entry in cell.values() if entry.factor is not None]
-    if CONTROL in config:
+    controls = [entry.control for entry in cell.values() if entry.control]
+    factors = [entry["factor"] for entry in controls if "factor" in entry]
+    kind = next(iter(cell.values())).kind
+    if kind:
         kept = {k: v for k, v in config.items() if not k.startswith("adapter.") and k != CONTROL}
-        config = {"adapter.name": "fixed", **kept}
+        config = {**made_of(kind, next(iter(controls))), **kept}
     return Group(
         label=name,
         config=config,
@@ -256,8 +286,9 @@ def _group(
         std=spread(values),
         final_mean=fmean(entry.value(final) for entry in cell.values()),
         difference=_difference(cell, base, metric) if base else None,
-        control_of=name.removeprefix("control of ") if factors else None,
+        control_of=name.removeprefix("control of ") if kind == "mean" else None,
         factors=factors or None,
+        control=kind or None,
         stability=stability([[*one["accuracy"].values()] for one in curves]) if curves else None,
         curves=(
             {name: curve(one[name] for one in curves) for name in ("accuracy", "gsi")}
@@ -277,20 +308,79 @@ def _averaged(
     values, curves = [entry.value(theirs) for entry in cell.values()], _curves(cell)
     return replace(
         newest,
-        label=f"{newest.label} · averaged",
+        label=f"{newest.label}{OF_AVERAGE}",
         values=values,
         mean=fmean(values),
         std=spread(values),
         final_mean=fmean(entry.value(AVERAGED[FINAL]) for entry in cell.values()),
         difference=_difference(cell, base, metric, theirs) if base else None,
-        control_of=None,
-        factors=None,
-        over_control=None,
         stability=stability([[*one["averaged"].values()] for one in curves]) if curves else None,
         curves={"accuracy": curve(one["averaged"] for one in curves)} if curves else None,
         averaged_of=newest.label,
         over_newest=_difference(cell, cell, metric, theirs),
     )
+
+
+def _twins(
+    grouping: Grouping, parts: Sequence[Mapping[Seed, Entry]], k: int
+) -> dict[str, Mapping[Seed, Entry]]:
+    """The controls of a group's rule that met the same data and cohorts, by their labels."""
+    firsts = [next(iter(part.values())) for part in parts]
+    there = [
+        j
+        for j, one in enumerate(firsts)
+        if one.kind
+        and is_control_of(one.settings, one.kind, firsts[k].settings)
+        and not grouping.unpaired(k, j)
+    ]
+    there.sort(key=lambda j: [*KINDS].index(firsts[j].kind))
+    return {grouping.labels[j]: parts[j] for j in there}
+
+
+def _over_controls(
+    row: Group,
+    cell: Mapping[Seed, Entry],
+    twins: Mapping[str, Mapping[Seed, Entry]],
+    metric: str,
+    *,
+    averaged: bool,
+) -> Group:
+    """The row of a rule with its differences to its controls, newest to newest model."""
+    which = AVERAGED[metric] if averaged else metric
+    over: dict[str, Difference] = {}
+    mean: Difference | None = None
+    for label, twin in twins.items():
+        kind = next(iter(twin.values())).kind
+        if averaged in KINDS[kind].rows and all(entry.has(which) for entry in twin.values()):
+            name = f"{label}{OF_AVERAGE}" if averaged else label
+            over[name] = _difference(cell, twin, which)
+            mean = over[name] if kind == "mean" else mean
+    return replace(row, over_control=mean, over_controls=over) if over else row
+
+
+def _shown(newest: Group, mean: Group | None, rows: Sequence[bool]) -> list[Group]:
+    """The rows of a group: its newest models, the average of them; of some controls only one."""
+    if mean is None:
+        return [newest]
+    return [row for row, averaged in ((newest, False), (mean, True)) if averaged in rows]
+
+
+def _chosen(label: str, cell: Mapping[Seed, Entry]) -> list[str]:
+    """How the constant of these controls was chosen, if it was."""
+    first = next(iter(cell.values()))
+    if not first.chosen_on or not first.control:
+        return []
+    among, by = first.control.get("among"), first.control.get("by")
+    tried = [x for x in among if number(x) is not None] if isinstance(among, list) else []
+    best = f" of {', '.join(f'{x:g}' for x in tried)}" if tried else ""
+    seeds = {label_of(named_seed(seed)): None for one in cell.values() for seed in one.chosen_on}
+    left = _left_out(cell)
+    so = "its differences leave that seed out" if {*cell} - left else "no other seed is there"
+    edge = ""
+    if len(tried) > 1 and first.control["factor"] in (tried[0], tried[-1]):
+        edge = "; it is at the end of these: --factors takes others"
+    what = "the validation data" if "validation" in str(by) else "the test data"
+    return [f"{label}: the best{best} by {by}, on {what}, of {', '.join(seeds)}; {so}{edge}"]
 
 
 def _curves(cell: Mapping[Seed, Entry]) -> list[Mapping[str, Series]]:
@@ -299,10 +389,19 @@ def _curves(cell: Mapping[Seed, Entry]) -> list[Mapping[str, Series]]:
     return curves if len(curves) == len(cell) else []
 
 
+def _left_out(*cells: Mapping[Seed, Entry]) -> set[Seed]:
+    """Seeds whose results chose a constant: there it has an advantage that it has nowhere else."""
+    return {seed for cell in cells for entry in cell.values() for seed in entry.chosen_on}
+
+
 def _difference(
     cell: Mapping[Seed, Entry], base: Mapping[Seed, Entry], metric: str, theirs: str = ""
 ) -> Difference:
-    """Between the same number of both, unless `theirs` is another one of the first."""
+    """Between the same number of both, unless `theirs` is another one of the first.
+
+    Seeds on which a constant was chosen do not count, unless there are no others.
+    """
     common = [seed for seed in cell if seed in base]
+    common = [seed for seed in common if seed not in _left_out(cell, base)] or common
     values = [cell[seed].value(theirs or metric) - base[seed].value(metric) for seed in common]
     return Difference(list(map(named_seed, common)), values, fmean(values), interval(values))

@@ -10,9 +10,10 @@ from typing import Any
 
 from fedglad.config.keys import SEEDS, flat, label
 from fedglad.config.schema import FORMAT, ConfigError, find
+from fedglad.runs.twins import KINDS, kind_of, replaces, words_of
 
 KEYS = 4  # in a label, if so many distinguish the groups
-CONTROL = "control"  # among settings: they are those of the rule that the run is a control of
+CONTROL = "control"  # among settings: what the run is a control of; they are those of its rule
 
 Settings = Mapping[str, Any]
 """Dotted keys, as `settings_of` gives them."""
@@ -109,12 +110,13 @@ def group(
 def settings_of(
     config: Mapping[str, Any],
     summary: Mapping[str, Any] | None,
-    rule: Mapping[str, Any] | None = None,
+    control: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A run's config.toml with dotted keys, and the format of the fedglad that made it.
 
-    All engines that give the same bits stand as one. `rule` is the [adapter] section that the run
-    is a control of, and stands in the place of its own.
+    All engines that give the same bits stand as one. `control` is an entry of control.json: what
+    such a control has otherwise than its rule is left out, but for the rule's [adapter] section
+    where the control is that of one rule.
     """
     versions = {"format": FORMAT} if summary is None else summary.get("versions")
     made = versions.get("format", 1) if isinstance(versions, Mapping) else 1
@@ -123,7 +125,21 @@ def settings_of(
     if isinstance(data := config.get("data"), Mapping):
         tree["data"] = {"validation": 0.0, **data}
     tree |= {"engine": _engine(config.get("engine")), "format": made}
-    return flat({**tree, "adapter": rule, CONTROL: True} if rule else tree)
+    if control is None:
+        return flat(tree)
+    kind = kind_of(control)
+    shared = {key: v for key, v in flat(tree).items() if not replaces(kind, key)}
+    rule = flat({"adapter": control["adapter"]}) if kind == "mean" else {}
+    return {**shared, **rule, CONTROL: words_of(control)}
+
+
+def is_control_of(control: Settings, kind: str, rule: Settings) -> bool:
+    """Whether a group of controls, by its settings, is one of a rule's."""
+    repaired = rule.get("estimator.name", "none") != "none"
+    if CONTROL in rule or not (repaired or rule.get("adapter.name") not in (None, "none", "fixed")):
+        return False
+    common = {key: v for key, v in rule.items() if kind == "mean" or not replaces(kind, key)}
+    return {key: v for key, v in control.items() if key != CONTROL} == common
 
 
 def pop_seed(settings: dict[str, Any]) -> Seed:
@@ -158,7 +174,9 @@ def differing(groups: Sequence[Settings | None]) -> list[dict[str, Any]]:
         kept: dict[str, Any] = {}
         for key in sorted(settings, key=lambda key: (key[-5:] != ".name", key.partition(".")[0])):
             name = f"{key.partition('.')[0]}.name"
-            alike = [s for s in known if key == name or s.get(name) == settings.get(name)]
+            # A control lacks what it has otherwise than its rule: that distinguishes nobody else.
+            having = [s for s in known if key in s or CONTROL not in s]
+            alike = [s for s in having if key == name or s.get(name) == settings.get(name)]
             if key in named or any(s.get(key) != settings[key] for s in alike):
                 kept[key] = settings[key]
         result.append(kept)
@@ -171,7 +189,9 @@ def labels_of(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     def text(config: Mapping[str, Any], keys: int) -> str:
         plain = {key: value for key, value in config.items() if key != CONTROL}
         shown = label(dict(list(plain.items())[:keys]))
-        shown = f"control of {shown}" if CONTROL in config else shown
+        if CONTROL in config:
+            of = " of" if config[CONTROL] == KINDS["mean"].words else ""
+            shown = f"{config[CONTROL]}{of} {shown}".rstrip()
         return f"{shown} +{len(plain) - keys} more" if len(plain) > keys else shown
 
     def shortest(k: int) -> str:

@@ -91,14 +91,18 @@ def _cells(difference: Difference, comparison: Comparison) -> tuple[str, str]:
 
 
 def _show_controls(comparison: Comparison, unit: str) -> None:
-    factors = {group.control_of: group.factors or [] for group in comparison.groups}
-    pairs = [(group, group.over_control) for group in comparison.groups if group.over_control]
-    if pairs:
-        say(f"\nRule − control, at the rule's own mean factor{unit}:")
-    for group, difference in pairs:
-        constant = ", ".join(f"{factor:.4f}" for factor in factors[group.label])
-        text = _pair(group.label, difference, comparison)
-        console.print(f"{text}   (factors {constant})", soft_wrap=True)
+    """Newest models against newest models, averages against averages."""
+    factors = {group.label: group.factors or [] for group in comparison.groups}
+    rules = [(group.label, group.over_controls) for group in comparison.groups]
+    if any(controls for _, controls in rules):
+        say(f"\nRule − control{unit}:")
+    for rule, controls in rules:
+        for label, difference in (controls or {}).items():
+            constants = factors.get(label, [])
+            text = _pair(f"{rule} − {label}", difference, comparison)
+            if len({*constants}) > 1:  # one that all have is in the label
+                text += f"   (factors {', '.join(f'{factor:.4f}' for factor in constants)})"
+            console.print(text, soft_wrap=True)
 
 
 def _show_averages(comparison: Comparison, unit: str) -> None:

@@ -11,8 +11,9 @@ from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeRemai
 
 from fedglad.cli.console import complain, console, escape, say
 from fedglad.records import Record, Round
+from fedglad.runs.control import Controls
 from fedglad.runs.folder import Interrupted, Run
-from fedglad.runs.sweeping import DONE, ENDS, Event, Task, has_control
+from fedglad.runs.sweeping import DONE, ENDS, Event, Task
 
 NAMED = 20  # distrusted rounds of a kind that a line names
 
@@ -66,18 +67,21 @@ class ShowSweep(_Live):
         tasks: Sequence[Task],
         *,
         quiet: bool,
-        control: bool = False,
+        controls: Controls | None = None,
         result: Callable[[Run], str] | None = None,
     ) -> None:
-        """`control`: each adaptive rule has one more run."""
+        """`controls` are the runs that follow those of rules."""
         super().__init__(quiet=quiet)
-        self.control, self.result = control, result or _accuracy
-        controls = sum(map(has_control, tasks)) if control else 0
-        self.runs = len(tasks) + controls
+        self.tasks, self.controls, self.result = len(tasks), controls, result or _accuracy
         self.usual = fmean(task.config.rounds for task in tasks) if tasks else 0.0
         self.ended, self.played, self.kept = 0, 0, 0
         self.lines: dict[Path, TaskID] = {}  # of those that run
         self.total = self.progress.add_task("starting", total=None)
+
+    @property
+    def runs(self) -> int:
+        """How many there will be, as far as it is known."""
+        return self.controls.runs if self.controls else self.tasks
 
     def __exit__(self, *_: object) -> None:
         self._say_kept()
@@ -113,8 +117,6 @@ class ShowSweep(_Live):
 
     def _end(self, event: Event) -> None:
         self.ended += 1
-        if self.control and has_control(event.task) and event.what not in DONE:
-            self.runs -= 1  # without its mean factor there is no control
         if event.task.folder in self.lines:
             self.progress.remove_task(self.lines.pop(event.task.folder))
         if event.what != "kept":

@@ -34,8 +34,14 @@ def sweep(
     jobs: Jobs = None,
     control: Annotated[
         bool,
-        typer.Option("--control", help="Run each adaptive rule also at its constant mean factor."),
+        typer.Option(
+            "--control",
+            help="Beside each rule: its mean factor, the best constant, a linear decay.",
+        ),
     ] = False,
+    factors: Annotated[
+        str, typer.Option(help="With --control: among which the constant is chosen.")
+    ] = "0.4,0.6,0.8,1.0,1.25,1.5,2.0",
     out: RunsOut = Path("runs"),
     trust_code: TrustCode = False,
     as_json: AsJson = False,
@@ -44,21 +50,36 @@ def sweep(
     from fedglad.cli.fetching import fetch_for
     from fedglad.cli.progress import ShowSweep, follow
     from fedglad.runs import sweeping
+    from fedglad.runs.control import AVERAGE, Controls, has_control
     from fedglad.runs.folder import make_folder
 
     with mistakes(stopped=STOPPED):
-        tasks = sweeping.tasks(source, grid or [], given(set_), out, trust_code=trust_code)
+        grids, settings = grid or [], given(set_)
+        tasks = sweeping.tasks(source, grids, settings, out, trust_code=trust_code)
+        controls = None
+        if control and any(map(has_control, tasks)):
+            tasks = sweeping.tasks(
+                source, grids, settings, out, trust_code=trust_code, defaults=AVERAGE
+            )
+            controls = Controls(tasks, _numbers(factors))
         for task in tasks:  # before they wait for each other
             fetch_for(task.config)
         make_folder(out)
-        if control and not any(map(sweeping.has_control, tasks)):
+        if control and not controls:
             warn("--control adds nothing: no run has an adaptive rule")
-        start = sweeping.controlled if control else sweeping.sweep
-        show = ShowSweep(tasks, quiet=as_json, control=control)
-        ends = follow(start(tasks, jobs=cores(jobs)), show)
+        show = ShowSweep(tasks, quiet=as_json, controls=controls)
+        then = controls.then if controls else None
+        ends = follow(sweeping.sweep(tasks, jobs=cores(jobs), then=then), show)
     order = [task.folder for task in tasks]
     ends.sort(key=lambda event: order.index((event.task.rule or event.task).folder))
     _conclude(ends, as_json=as_json)
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(piece) for piece in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--factors {text!r}: write it as 0.5,1,2") from None
 
 
 def _conclude(ends: "list[Event]", *, as_json: bool) -> None:
@@ -91,7 +112,7 @@ def _row(event: "Event") -> dict[str, Any]:
     task = event.task
     row = {"folder": str(task.folder), "settings": task.settings, "status": event.what}
     if task.rule:
-        row |= {"label": task.label, "control_of": str(task.rule.folder)}
+        row |= {"label": task.label, "control_of": str(task.rule.folder), "control": task.kind}
     return row | ({"reason": event.reason, "log": _log(event)} if event.reason else {})
 
 

@@ -12,6 +12,7 @@ from fedglad.config.keys import flat, label, shown
 from fedglad.report import ReportError
 from fedglad.runs.line import text
 from fedglad.runs.reader import Run, RunView
+from fedglad.runs.twins import kind_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +86,10 @@ def _settings(view: RunView) -> tuple[Settings | None, Seed]:
     """As `compare` has them; the values as words, so that what looks the same is the same."""
     if not view.config:
         return None, ()
-    adapter = view.config.get("adapter")
-    rules = Run(view.folder).rules(adapter) if isinstance(adapter, dict) else []
-    settings = settings_of(view.config, view.summary, next(iter(rules), None))
+    controls = Run(view.folder).controls(view.config)
+    controls.sort(key=lambda one: kind_of(one) == "trial")  # one that was chosen is that first
+    itself = not controls or any(one.get("asked") for one in controls)
+    settings = settings_of(view.config, view.summary, None if itself else controls[0])
     seed = tuple(map(_seed_value, pop_seed(settings)))
     return {_word(key): _word(value) for key, value in settings.items()}, seed
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from fedglad.core import checksums
 from fedglad.runs.line import NOT_NEXT, ROUNDS, Chain, clean, number, parse, text
+from fedglad.runs.twins import fits, is_entry, kind_of
 
 FILES = ("config.toml", "rounds.jsonl", "summary.json")
 """One of them makes a folder a run's."""
@@ -226,15 +227,16 @@ class Run:
 
         A folder that was overwritten by a run with another factor is a control no longer.
         """
-        if adapter.get("name") != "fixed":
-            return []
-        same = [one for one in self.control_of() if one["factor"] == adapter.get("value")]
-        return [one["adapter"] for one in same if isinstance(one["adapter"], dict)]
+        means = [one for one in self.controls({"adapter": adapter}) if kind_of(one) == "mean"]
+        return [one["adapter"] for one in means]
+
+    def controls(self, config: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The entries of control.json that are true of a run with this configuration."""
+        return [one for one in self.control_of() if fits(one, config)]
 
     def control_of(self) -> list[dict[str, Any]]:
         """The entries of control.json; none of a damaged one, which a sweep writes anew."""
-        known = _inside(self.folder / CONTROL_FILE, "control_of") or []
-        return [one for one in known if isinstance(one, dict) and {"adapter", "factor"} <= {*one}]
+        return list(filter(is_entry, _inside(self.folder / CONTROL_FILE, "control_of") or []))
 
     def clients(self) -> int | None:
         """How many clients labels.json has, or the newest checkpoint of a federation."""

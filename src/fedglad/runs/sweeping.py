@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import tomllib
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -16,18 +17,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedglad.config.keys import label
+from fedglad.config.presets import PRESETS
 from fedglad.config.schema import Config, ConfigError, load, parse_value
 from fedglad.core.interruptible import interruptible, on_interrupt
 from fedglad.records import Round
-from fedglad.runs.control import mark, mean_factor
 from fedglad.runs.folder import Interrupted, Run, RunError
 from fedglad.runs.trusted_code import load_trusted
+from fedglad.runs.twins import KINDS, replaces
 from fedglad.simulation.engines.settings import Local, Serial
 
 
 @dataclass(frozen=True)
 class Task:
-    """One configuration of a sweep, its folder, what the grids set; of a control, its rule.
+    """One configuration of a sweep, its folder, what the grids set; of a control, kind and rule.
 
     >>> from pathlib import Path
     >>> [task] = tasks("digits", ["seed=7"], {"rounds": 5}, Path("runs"))
@@ -40,12 +42,18 @@ class Task:
     folder: Path
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     rule: "Task | None" = None
+    kind: str = "mean"
 
     @property
     def label(self) -> str:
         """Its settings in one line: `seed=1 control of adapter.name=glad`."""
         if self.rule is None:
             return label(self.settings)
+        if self.kind != "mean":
+            settings = self.rule.settings.items()
+            plain = {key: value for key, value in settings if not replaces(self.kind, key)}
+            value = self.settings.get("adapter.value", "")
+            return f"{label(plain)} {KINDS[self.kind].words} {value}".strip()
         name = self.rule.config.to_dict()["adapter"]["name"]
         parts: list[dict[str, Any]] = [{}, {"adapter.name": name}]
         for key, value in self.rule.settings.items():
@@ -100,11 +108,13 @@ def tasks(
     out: Path,
     *,
     trust_code: bool = False,
+    defaults: Mapping[str, Any] | None = None,
 ) -> list[Task]:
     """Every combination of "KEY=V1,V2" grids, checked; the last grid changes fastest.
 
     Configurations that are the same, apart from the engine, are one task. `trust_code` is needed
-    for a run folder's config.toml that names code, as for `execute`.
+    for a run folder's config.toml that names code, as for `execute`. `defaults` are keys of
+    sections that neither the source nor the settings name.
 
     >>> from pathlib import Path
     >>> grids = ["adapter.name=none,glad", "seed=1,2"]
@@ -118,11 +128,25 @@ def tasks(
         try:
             chosen = {**overrides, **settings}
             name, config = load_trusted(source, chosen, trust_code=trust_code)
+            if more := _unnamed(defaults or {}, source, chosen):
+                config = load_trusted(source, {**more, **chosen}, trust_code=trust_code)[1]
         except ConfigError as error:
             raise ConfigError(f"{error}  (with {label(settings)})") from None
         folder = out / f"{name}-{config.hash()}"
         made.setdefault(folder, Task(name, config, folder, settings))
     return list(made.values())
+
+
+def _unnamed(
+    defaults: Mapping[str, Any], source: str | Path, chosen: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The defaults of sections that are not in the preset or file, nor among the settings."""
+    if not defaults:
+        return {}
+    preset = PRESETS.get(str(source))
+    tree = preset.tree if preset else tomllib.loads(Path(source).read_text("utf-8"))
+    named = {key.partition(".")[0] for key in (*tree, *chosen)}
+    return {key: v for key, v in defaults.items() if key.partition(".")[0] not in named}
 
 
 def sweep(tasks: Sequence[Task], *, jobs: int = 1, then: Then | None = None) -> Generator[Event]:
@@ -150,8 +174,8 @@ def sweep(tasks: Sequence[Task], *, jobs: int = 1, then: Then | None = None) -> 
                 yield task
             elif task.finished:
                 event = Event(task, "kept")
-                yield event
                 waiting.extend(then(event) if then else ())
+                yield event
             else:
                 missing.append(task)
 
@@ -164,48 +188,14 @@ def sweep(tasks: Sequence[Task], *, jobs: int = 1, then: Then | None = None) -> 
                     yield Event(running[-1].task, "started")
                 for event in _listen(running, stop=asked_to_stop()):
                     cut = cut or event.what == "stopped"
+                    more = then(event) if then and event.what in ENDS else ()
                     yield event
-                    if then and event.what in ENDS:
-                        yield from take(then(event))
+                    yield from take(more)
         finally:
             for job in running:
                 job.end(seconds=0)
         if asked_to_stop() and (missing or cut):
             raise Interrupted("stopped, all saved: go on with the same command")
-
-
-def controlled(tasks: Sequence[Task], *, jobs: int = 1) -> Generator[Event]:
-    """A sweep in which each run of an adaptive rule is followed by its control."""
-
-    def then(event: Event) -> list[Task | Event]:
-        rule = event.task
-        if event.what not in DONE or not has_control(rule):
-            return []
-        try:
-            return [control(rule)]
-        except (ValueError, RunError, OSError) as error:
-            nowhere = rule.folder.with_name(f"{rule.folder.name}-control")
-            failed = replace(rule, folder=nowhere, rule=rule)
-            return [Event(failed, "failed", reason=str(error))]
-
-    return sweep(tasks, jobs=jobs, then=then)
-
-
-def has_control(task: Task) -> bool:
-    """Whether its rule is adaptive, and it is not a control itself."""
-    return task.rule is None and task.config.sections["adapter"].adaptive
-
-
-def control(rule: Task) -> Task:
-    """The run at a constant factor, the mean of a finished rule; a file in its folder notes it."""
-    factor = mean_factor(rule.folder, rule.config)
-    fixed = {"name": "fixed", "value": factor}
-    config = Config.of({**rule.config.to_dict(), "adapter": fixed})
-    folder = rule.folder.with_name(f"{rule.name}-{config.hash()}")
-    mark(folder, rule.config, factor)
-    settings = {k: v for k, v in rule.settings.items() if not k.startswith("adapter.")}
-    settings |= {f"adapter.{key}": value for key, value in fixed.items()}
-    return Task(rule.name, config, folder, settings, rule)
 
 
 class _Job:
