@@ -53,10 +53,10 @@ def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def write_summary(run: Run) -> None:
-    """Writes summary.json of a run that is at its end."""
-    made = json.dumps(summarise(run.rounds()), indent=2)
-    write_text(run.folder / "summary.json", json_with_crc(made))
+def write_summary(run: Run, models: Mapping[str, str] | None = None) -> None:
+    """Writes summary.json of a run that is at its end; `models` are its files' checksums."""
+    summary = {**summarise(run.rounds()), **({"models": dict(models)} if models else {})}
+    write_text(run.folder / "summary.json", json_with_crc(json.dumps(summary, indent=2)))
 
 
 def summary_damage(summary: Mapping[str, Any]) -> str:
