@@ -129,6 +129,7 @@ def _difference(theirs: Config, ours: Config) -> str:
 def describe(session: Session, rounds: int) -> Config:
     """The configuration of a run, as far as the server's side knows it."""
     server = session.server
+    estimator = getattr(server, "estimator", None)
     return Config(
         rounds=rounds,
         seed=session.seed,
@@ -145,6 +146,7 @@ def describe(session: Session, rounds: int) -> Config:
             "server": session.optimizer,
             "adapter": server.adapter,
             "average": server.average,
+            **({"estimator": estimator} if estimator is not None else {}),
             "engine": Engine(
                 report=session.report,
                 weighted_by=session.weight_key,

@@ -53,6 +53,7 @@ class FedGLAD(Strategy):
     | argument | meaning |
     |---|---|
     | `optimizer`, `adapter`, `filter`, `weighting`, `buffers`, `guard` | as of `fedglad.Server` |
+    | `estimator` | as of `fedglad.Server`: of the mean of all clients, by what they sent before |
     | `average` | of the server's models, as of `fedglad.Server`; to be read as `averaged` |
     | `evaluate` | what clients test: "model", the newest one, "averaged", or "both" |
     | `min_clients` | with fewer good replies a round is tried again, then skipped |
@@ -91,6 +92,7 @@ class FedGLAD(Strategy):
         adapter: Adapter | None = Glad(),  # noqa: B008 - frozen
         filter: Filter | None = None,
         weighting: Samples | None = None,
+        estimator: Any = None,
         average: Average | None = None,
         evaluate: Evaluated = "model",
         buffers: Iterable[str] | None = None,
@@ -116,7 +118,10 @@ class FedGLAD(Strategy):
             raise ValueError(f"round_timeout={round_timeout!r}: must be positive, in seconds")
         if min_clients < 1:
             raise ValueError(f"min_clients={min_clients!r}: a round needs at least one client")
-        refuse(adapter or Adapter(), filter or Filter(), weighting or Samples(), sampler=sampler)
+        parts: dict[str, Any] = {"sampler": sampler}
+        if estimator is not None:
+            parts["estimator"] = estimator
+        refuse(adapter or Adapter(), filter or Filter(), weighting or Samples(), **parts)
         if sampler is not None and min_clients > sampler.clients_per_round:
             raise ValueError(
                 f"min_clients={min_clients} is more than the sampler's clients_per_round="
@@ -146,7 +151,7 @@ class FedGLAD(Strategy):
                 log.warn("fraction_%s is 0: no node will %s", name, name)
         self.optimizer = optimizer or SGD()
         self.adapter, self.filter, self.weighting = adapter, filter, weighting
-        self.average = average
+        self.estimator, self.average = estimator, average
         self.evaluate: Evaluated = evaluate
         self.buffers = None if buffers is None else tuple(buffers)
         self.guard, self.min_clients = guard, min_clients
@@ -181,7 +186,7 @@ class FedGLAD(Strategy):
         log.info("\t├── Optimizer: %s", self.optimizer)
         log.info("\t├── Adapter: %s", self.adapter)
         log.info("\t├── Filter: %s | weighting: %s", self.filter, self.weighting)
-        log.info("\t├── Average: %s", self.average)
+        log.info("\t├── Estimator: %s | average: %s", self.estimator, self.average)
         log.info("\t├── Sampler: %s", self.sampler)
         log.info("\t└── Run folder: %s", self.checkpoint_dir)
 
@@ -318,6 +323,7 @@ class FedGLAD(Strategy):
     def _begin(self, arrays: ArrayRecord, rounds: int | None = None) -> Session:
         """A new session; only where the number of rounds is known does it use a folder."""
         folder = None if rounds is None else self.checkpoint_dir
+        estimator = {} if self.estimator is None else {"estimator": self.estimator}
         return Session(
             arrays,
             sampler=self.sampler,
@@ -338,6 +344,7 @@ class FedGLAD(Strategy):
             buffers=self.buffers,
             guard=self.guard,
             min_clients=self.min_clients,
+            **estimator,
         )
 
     def _session(
