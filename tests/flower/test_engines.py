@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from fedglad.config.schema import load
 from fedglad.core import checkpoint
+from fedglad.flower.client import score
 from fedglad.flower.init import init
+from fedglad.flower.template.digits_app import task
 from fedglad.runs import execute
 from tests.flower.deployment import NO_RAY, Federation
 
@@ -24,6 +27,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "rounds": ROUNDS,
             "data.clients": CLIENTS,
             "sampler.clients_per_round": COHORT,
+            "average.name": "ema",
             "engine.name": "serial",
         },
     )
@@ -34,10 +38,8 @@ def records(folder: Path) -> list[dict[str, Any]]:
     lines = (folder / "rounds.jsonl").read_text("utf-8").splitlines()
     # Not compared: the times, and what only one of the two has.
     both = ("round", "status", "clients", "train_loss", "gsi_all", "tensors", "groups")
-    return [
-        {key: json.loads(line)[key] for key in (*both, "test_loss", "test_accuracy")}
-        for line in lines
-    ]
+    tested = [f"{of}_{what}" for of in ("test", "averaged") for what in ("loss", "accuracy")]
+    return [{key: json.loads(line)[key] for key in (*both, *tested)} for line in lines]
 
 
 @pytest.mark.slow
@@ -74,3 +76,13 @@ def test_flower_gives_the_bits_of_the_simulator(tmp_path: Path, simulated: Path,
     wanted, _ = checkpoint.read(simulated / last)
     assert found.keys() == wanted.keys()
     assert [name for name in wanted if not found[name].equal(wanted[name])] == []
+
+    # What is deployed: the averaged model has the accuracy that the log says.
+    model = task.build_model(1)
+    model.load_state_dict(load_file(out / "averaged.safetensors"))
+    _, accuracy = score(model, *task.load_test())
+    assert accuracy == records(out)[-1]["averaged_accuracy"]
+    assert f"averaged {100 * accuracy:.2f} %" in said
+    assert f"for deployment, is {out}/averaged.safetensors" in said
+    newest = load_file(out / "model.safetensors")
+    assert all(newest[name].equal(wanted[f"params/{name}"]) for name in newest)

@@ -16,11 +16,15 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
 from typer.testing import CliRunner
 
+from fedglad import Server
+from fedglad.averages import EMA
 from fedglad.cli import app as cli
 from fedglad.config.schema import load
 from fedglad.flower import FedGLAD, Monitor
 from fedglad.flower.init import InitError, commands, init
+from fedglad.flower.template.digits_app import task
 from fedglad.runs import Run, execute
+from fedglad.runs.models import write_models
 from tests.flower.deployment import NO_RAY, environment, free_ports, kill_all
 
 ROOT = Path(__file__).parents[2]
@@ -124,15 +128,25 @@ def test_the_template_is_part_of_the_package():
     assert (template / "digits_app" / "task.py").is_file()
 
 
-def test_the_page_on_flower_prints_what_the_command_prints_and_its_code_runs():
+def test_the_page_on_flower_prints_what_the_command_prints_and_its_code_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     page = (ROOT / "docs/flower.md").read_text("utf-8")
     assert "\n".join(f"    {line}" for line in commands(Path("/path/to/hospitals"))) in page
-    own, watched = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    own, watched, deployed = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
     scope: dict[str, Any] = {}
     exec(own, scope)
     assert isinstance(scope["strategy"], FedGLAD)
     exec(watched, scope)
     assert isinstance(scope["strategy"], Monitor)
+    model = task.build_model(1)
+    (tmp_path / "out").mkdir()
+    write_models(tmp_path / "out", Server(model, average=EMA()), 0, "")
+    monkeypatch.chdir(tmp_path)
+    scope = {"build_model": lambda: task.build_model(2)}
+    exec(deployed, scope)
+    taken = scope["model"].state_dict()
+    assert all(taken[name].equal(value) for name, value in model.state_dict().items())
     defaults = {n: p.default for n, p in inspect.signature(FedGLAD).parameters.items()}
     first, told = page.partition("## Options")[2].partition("| option |")[::2]
     assert re.findall(r"`(\w+)`", first) == list(defaults)[:10]
@@ -164,11 +178,13 @@ def test_the_two_printed_commands_run_the_app_offline(tmp_path: Path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert (app / "out/summary.json").is_file(), done.stdout + done.stderr
 
-    _, config = load("digits", {"rounds": 10, "engine.name": "serial"})
+    settings = {"rounds": 10, "engine.name": "serial", "average.name": "ema"}
+    _, config = load("digits", settings)
     simulated = execute("digits", config, out=tmp_path / "simulated")
     ours, theirs = Run(app / "out").rounds(), simulated.rounds()
-    assert [r["test_accuracy"] for r in ours] == [r["test_accuracy"] for r in theirs]
-    assert [r["gsi_all"] for r in ours] == [r["gsi_all"] for r in theirs]
+    for field in ("test_accuracy", "averaged_accuracy", "gsi_all"):
+        assert [r[field] for r in ours] == [r[field] for r in theirs]
+    assert f"averaged {100 * ours[-1]['averaged_accuracy']:.2f} %" in done.stdout
 
 
 def _sh(script: str, env: dict[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -1,13 +1,14 @@
 """A federation in progress: everything that changes from round to round, and one round of it."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import (
     Array,
     ArrayRecord,
@@ -18,7 +19,9 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.serverapp import Grid
+from torch import Tensor
 
+from fedglad.averages import NoAverage
 from fedglad.core.guard import Guard
 from fedglad.core.layout import as_tensor
 from fedglad.flower import log
@@ -44,6 +47,9 @@ from fedglad.samplers.base import Cohort, Pool, Sampler
 from fedglad.server.server import Server
 from fedglad.simulation.driver import Driver, guard_of
 from fedglad.weights import Samples
+
+AVERAGED = "averaged_"
+"""What the names of metrics begin with that are those of the average."""
 
 
 @dataclass
@@ -107,6 +113,7 @@ class Session(Driver):
         self.weight_key, self.arrays_key, self.config_key = weight_key, arrays_key, config_key
         self.min_nodes, self.report = min_nodes, report
         self._memo: dict[Any, Any] = {}  # of the pools
+        self._changed = False  # whether another strategy has changed a model that was stepped
         self._started = False  # whether the nodes of a first round were there
 
     def transport_state(self) -> dict[str, Any]:
@@ -117,12 +124,26 @@ class Session(Driver):
 
     def arrays(self) -> ArrayRecord:
         """The model as Flower sends it: names, order and dtypes of the initial arrays."""
-        state = {name: value.numpy() for name, value in self.server.state.items()}
-        return ArrayRecord({n: Array(np.asarray(state[n], order="C")) for n in self.order})
+        return self._in_order(self.server.state)
+
+    def averaged(self) -> ArrayRecord:
+        """The average of the models so far, in the same form."""
+        if isinstance(self.server.average, NoAverage):
+            raise ValueError("this strategy keeps no average: give it one, FedGLAD(average=EMA())")
+        if self._changed:
+            raise ValueError(
+                "there is no average of the models that clients were sent: another strategy has "
+                "changed them, as one that adds noise does"
+            )
+        return self._in_order(self.server.averaged)
+
+    def _in_order(self, state: Mapping[str, Tensor]) -> ArrayRecord:
+        values = {name: state[name].numpy() for name in self.order}
+        return ArrayRecord({n: Array(np.asarray(v, order="C")) for n, v in values.items()})
 
     def take_over(self, arrays: ArrayRecord) -> None:
-        """Goes on from a model that somebody else has changed."""
-        state = self.server.state_dict()
+        """Goes on from a model that somebody else may have changed."""
+        state, sent = self.server.state_dict(), self.server.state
         for name, value in decoded(arrays).items():
             for part in ("params", "buffers"):
                 if (old := state["tensors"].get(f"{part}/{name}")) is None:
@@ -131,7 +152,9 @@ class Session(Driver):
                     raise ValueError(
                         f"arrays have shape {value.shape} where {tuple(old.shape)} was"
                     )
-                old.copy_(as_tensor(value))
+                new = as_tensor(value)
+                self._changed |= not torch.equal(sent[name], new.to(sent[name].dtype))
+                old.copy_(new)
         self.server.load_state_dict(state)
 
     def wait(self, grid: Grid, timeout: float) -> str | None:
@@ -247,16 +270,21 @@ class Session(Driver):
         seconds: dict[str, float],
     ) -> dict[str, Any]:
         """A line of rounds.jsonl: the simulator's fields, and what only Flower has."""
-        tested = [plain(metrics.get(part)) for part in ("server", "evaluate")]  # ours counts first
+        loss, averaged_loss = _tested(metrics, loss_of)
+        accuracy, averaged_accuracy = _tested(metrics, accuracy_of)
         line = Round(
             self.t,
             (),
             result.record,
-            test_loss=next((x for x in map(loss_of, tested) if x is not None), None),
-            test_accuracy=next((x for x in map(accuracy_of, tested) if x is not None), None),
+            test_loss=loss,
+            test_accuracy=accuracy,
+            averaged_loss=averaged_loss,
+            averaged_accuracy=averaged_accuracy,
             alarm=result.alarm,
             seconds=seconds,
         ).to_dict()
+        if averaged_loss is not None:
+            line["averaged_loss"] = averaged_loss  # also where nobody reports an accuracy
         again = {entry["id"] for entry in result.record.clients}
         failed = [c for c in result.failed if c["id"] not in again]
         entries = [*failed, *result.record.clients]
@@ -340,3 +368,18 @@ class Session(Driver):
                 loss = None
             losses.append(math.nan if loss is None else loss)
         return losses
+
+
+def _tested(
+    metrics: Mapping[str, MetricRecord | None],
+    read: Callable[[Mapping[str, object]], float | None],
+) -> tuple[float | None, float | None]:
+    """One number of the newest model and of the average, both by the same samples.
+
+    Those of the server count first: the other's are the clients'.
+    """
+    for part in ("server", "evaluate"):
+        newest, averaged = (read(plain(metrics.get(name))) for name in (part, AVERAGED + part))
+        if newest is not None or averaged is not None:
+            return newest, averaged
+    return None, None

@@ -6,13 +6,14 @@ from contextlib import closing
 from os import PathLike
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedglad.adapters import Adapter, Glad
+from fedglad.averages import Average, NoAverage
 from fedglad.core import malloc
 from fedglad.core.guard import Guard
 from fedglad.filters import Filter
@@ -20,7 +21,7 @@ from fedglad.flower import log
 from fedglad.flower.folder import opened
 from fedglad.flower.nodes import Directory, Kind
 from fedglad.flower.replies import mean_metrics, rounds_of
-from fedglad.flower.session import Session, TrainingResult
+from fedglad.flower.session import AVERAGED, Session, TrainingResult
 from fedglad.flower.settings import Share
 from fedglad.flower.transport import exchange, in_order
 from fedglad.optimizers import SGD, Optimizer
@@ -31,6 +32,7 @@ from fedglad.weights import Samples
 
 AggrFn = Callable[[list[RecordDict], str], MetricRecord]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+Evaluated = Literal["model", "averaged", "both"]
 
 
 class NothingTrained(RuntimeError):
@@ -51,6 +53,9 @@ class FedGLAD(Strategy):
     | argument | meaning |
     |---|---|
     | `optimizer`, `adapter`, `filter`, `weighting`, `buffers`, `guard` | as of `fedglad.Server` |
+    | `estimator` | as of `fedglad.Server`: of the mean of all clients, by what they sent before |
+    | `average` | of the server's models, as of `fedglad.Server`; to be read as `averaged` |
+    | `evaluate` | what clients test: "model", the newest one, "averaged", or "both" |
     | `min_clients` | with fewer good replies a round is tried again, then skipped |
     | `sampler` | who takes part; its own `clients_per_round` takes the place of fraction_train |
     | `seed` | of the cohorts, for a sampler with `seed="run"`, and of who evaluates |
@@ -61,6 +66,13 @@ class FedGLAD(Strategy):
     | `report` | "norms": clients report their norms (`report_norms`), only sums are looked at |
 
     `records` has one dict a round, in the fields of a run's rounds.jsonl.
+
+    An average costs a model of memory here, and clients nothing: they train on the newest model,
+    which is also the result's. With `evaluate="averaged"` they test the average in its place, at
+    the same cost; with "both", one after the other, at twice that. Where the server tests, by
+    `start`'s `evaluate_fn`, that function is called for both, unless the average says
+    `EMA(test=False)`. Records have `test_…` of the newest model and `averaged_…` of the average;
+    the fields of Flower's result are all of the newest.
     """
 
     def __init__(
@@ -80,6 +92,9 @@ class FedGLAD(Strategy):
         adapter: Adapter | None = Glad(),  # noqa: B008 - frozen
         filter: Filter | None = None,
         weighting: Samples | None = None,
+        estimator: Any = None,
+        average: Average | None = None,
+        evaluate: Evaluated = "model",
         buffers: Iterable[str] | None = None,
         guard: Guard | None = Guard(),  # noqa: B008 - frozen
         min_clients: int = 1,
@@ -103,7 +118,10 @@ class FedGLAD(Strategy):
             raise ValueError(f"round_timeout={round_timeout!r}: must be positive, in seconds")
         if min_clients < 1:
             raise ValueError(f"min_clients={min_clients!r}: a round needs at least one client")
-        refuse(adapter or Adapter(), filter or Filter(), weighting or Samples(), sampler=sampler)
+        parts: dict[str, Any] = {"sampler": sampler}
+        if estimator is not None:
+            parts["estimator"] = estimator
+        refuse(adapter or Adapter(), filter or Filter(), weighting or Samples(), **parts)
         if sampler is not None and min_clients > sampler.clients_per_round:
             raise ValueError(
                 f"min_clients={min_clients} is more than the sampler's clients_per_round="
@@ -115,6 +133,11 @@ class FedGLAD(Strategy):
             raise ValueError(f"retries={retries!r}: must be 0 or more")
         if report not in ("updates", "norms"):
             raise ValueError(f"report={report!r}: choose updates or norms")
+        if evaluate not in get_args(Evaluated):
+            raise ValueError(f"evaluate={evaluate!r}: choose {', '.join(get_args(Evaluated))}")
+        average = None if isinstance(average, NoAverage) else average
+        if evaluate != "model" and average is None:
+            raise ValueError(f"evaluate={evaluate!r} needs an average: give one, average=EMA()")
         self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
         self.min_train_nodes = min_train_nodes if fraction_train else 0
         self.min_evaluate_nodes = min_evaluate_nodes if fraction_evaluate else 0
@@ -128,6 +151,8 @@ class FedGLAD(Strategy):
                 log.warn("fraction_%s is 0: no node will %s", name, name)
         self.optimizer = optimizer or SGD()
         self.adapter, self.filter, self.weighting = adapter, filter, weighting
+        self.estimator, self.average = estimator, average
+        self.evaluate: Evaluated = evaluate
         self.buffers = None if buffers is None else tuple(buffers)
         self.guard, self.min_clients = guard, min_clients
         least = max(self.min_train_nodes, 1)
@@ -145,11 +170,23 @@ class FedGLAD(Strategy):
         self._given: ArrayRecord | None = None
         self._waited = round_timeout or 3600.0  # seconds, unless `start` is given others
 
+    @property
+    def averaged(self) -> ArrayRecord:
+        """The average of the models so far: names, order and dtypes of the initial arrays.
+
+        Raises ValueError before the run, without an average, and where a strategy around this one
+        has changed the models.
+        """
+        if self.session is None:
+            raise ValueError("there is no average yet: it is there once `start` was called")
+        return self.session.averaged()
+
     def summary(self) -> None:
         """Logs the settings."""
         log.info("\t├── Optimizer: %s", self.optimizer)
         log.info("\t├── Adapter: %s", self.adapter)
         log.info("\t├── Filter: %s | weighting: %s", self.filter, self.weighting)
+        log.info("\t├── Estimator: %s | average: %s", self.estimator, self.average)
         log.info("\t├── Sampler: %s", self.sampler)
         log.info("\t└── Run folder: %s", self.checkpoint_dir)
 
@@ -183,15 +220,13 @@ class FedGLAD(Strategy):
                     session.wait(grid, self._waited)
                     trained = TrainingResult(Record("skipped", "fraction_train is 0"))
                 metrics = {"initial": initial} if t == 0 else {}
-                metrics["train"] = self._averaged(trained.contents, "train")
+                metrics["train"] = self._metrics(trained.contents, "train")
                 middle = perf_counter()
                 if self.fraction_evaluate:
                     config = evaluate_config or ConfigRecord()
-                    asked = self.configure_evaluate(t + 1, session.arrays(), config, grid)
-                    replies = exchange(grid, list(asked), self._waited)
-                    metrics["evaluate"] = self.aggregate_evaluate(t + 1, replies)
+                    metrics |= self._tested_by_clients(session, grid, config)
                 if evaluate_fn:
-                    metrics["server"] = evaluate_fn(t + 1, session.arrays())
+                    metrics |= self._tested_here(session, evaluate_fn)
                 seconds = {"train": middle - begin, "test": perf_counter() - middle}
                 self._record(session, trained, metrics, seconds)
                 write(self.records[-1])
@@ -205,6 +240,29 @@ class FedGLAD(Strategy):
         result.evaluate_metrics_serverapp.update(rounds_of(self.records, "initial", first=0))
         result.evaluate_metrics_serverapp.update(rounds_of(self.records, "server"))
         return result
+
+    def _tested_by_clients(
+        self, session: Session, grid: Grid, config: ConfigRecord
+    ) -> dict[str, MetricRecord | None]:
+        """The clients' metrics of the newest model, of the average, or of both."""
+        metrics: dict[str, MetricRecord | None] = {}
+        names = {"model": ("",), "averaged": (AVERAGED,), "both": ("", AVERAGED)}
+        for name in names[self.evaluate]:
+            arrays = session.averaged() if name else session.arrays()
+            asked = self.configure_evaluate(session.t + 1, arrays, config, grid)
+            replies = exchange(grid, list(asked), self._waited)
+            metrics[f"{name}evaluate"] = self.aggregate_evaluate(session.t + 1, replies)
+        return metrics
+
+    def _tested_here(
+        self, session: Session, evaluate_fn: EvaluateFn
+    ) -> dict[str, MetricRecord | None]:
+        """The server's metrics of the newest model, and of the average."""
+        metrics: dict[str, MetricRecord | None] = {}
+        # The newest last: what the function leaves behind of a round is that, average or not.
+        if self.average is not None and self.average.test:
+            metrics[f"{AVERAGED}server"] = evaluate_fn(session.t + 1, session.averaged())
+        return {**metrics, "server": evaluate_fn(session.t + 1, session.arrays())}
 
     # What Flower's own `Strategy.start`, and strategies that wrap others, call.
 
@@ -233,7 +291,7 @@ class FedGLAD(Strategy):
             return None, None
         cohort, messages = asked
         trained = session.aggregate(cohort, in_order(messages, replies), self._waited)
-        metrics = self._averaged(trained.contents, "train")
+        metrics = self._metrics(trained.contents, "train")
         self._record(session, trained, {"train": metrics}, {})
         self._given = session.arrays() if trained.record.stepped else None
         return self._given, metrics
@@ -260,11 +318,12 @@ class FedGLAD(Strategy):
             return None
         cohort, messages = asked
         contents = self.session.evaluations(cohort.ids, in_order(messages, replies), self._waited)
-        return self._averaged(contents, "evaluate")
+        return self._metrics(contents, "evaluate")
 
     def _begin(self, arrays: ArrayRecord, rounds: int | None = None) -> Session:
         """A new session; only where the number of rounds is known does it use a folder."""
         folder = None if rounds is None else self.checkpoint_dir
+        estimator = {} if self.estimator is None else {"estimator": self.estimator}
         return Session(
             arrays,
             sampler=self.sampler,
@@ -281,9 +340,11 @@ class FedGLAD(Strategy):
             memories=Path(folder) / "memories" if folder else None,
             adapter=self.adapter,
             filter=self.filter,
+            average=self.average,
             buffers=self.buffers,
             guard=self.guard,
             min_clients=self.min_clients,
+            **estimator,
         )
 
     def _session(
@@ -295,13 +356,19 @@ class FedGLAD(Strategy):
                 log.warn(
                     "checkpoint_dir is not used: only FedGLAD.start writes and goes on from it"
                 )
+            if self.evaluate != "model":
+                log.warn(
+                    "evaluate=%r is not used: outside of FedGLAD.start, clients test the model "
+                    "that they are given",
+                    self.evaluate,
+                )
             self.session, self.records = self._begin(arrays), []
         elif take_over and arrays is not self._given:
             self.session.take_over(arrays)
         self.session.t = server_round - 1
         return self.session
 
-    def _averaged(self, contents: list[RecordDict], what: str) -> MetricRecord | None:
+    def _metrics(self, contents: list[RecordDict], what: str) -> MetricRecord | None:
         """The metrics by the user's function; if it fails, training goes on without them."""
         name = f"{what}_metrics_aggr_fn"
         try:
@@ -320,9 +387,11 @@ class FedGLAD(Strategy):
         """Adds the round to the records and moves on."""
         self.records.append(session.line(trained, metrics, seconds))
         session.t += 1
-        record, accuracy = trained.record, self.records[-1]["test_accuracy"]
+        record, line = trained.record, self.records[-1]
         parts = [record.status if record.gsi_all is None else f"GSI {record.gsi_all:.3f}"]
-        parts += [] if accuracy is None else [f"accuracy {100 * accuracy:.2f} %"]
+        for name, key in {"accuracy": "test_accuracy", "averaged": "averaged_accuracy"}.items():
+            if (accuracy := line.get(key)) is not None:
+                parts.append(f"{name} {100 * accuracy:.2f} %")
         parts += [text for text in (record.reason, trained.alarm) if text]
         log.info("\t└──> %s", ", ".join(parts))
 

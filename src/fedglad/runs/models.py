@@ -44,19 +44,12 @@ def write_models(folder: Path, server: Server, done: int, run: str) -> dict[str,
     stand in the files' headers. Returns the checksum of each file by its name.
     """
     states: dict[str, State] = {"model": server.state}
-    if (averaged := averaged_of(server)) is not None:
-        states["averaged"] = averaged
+    if server.has_average:
+        states["averaged"] = server.averaged
     return dict(
         _write(folder / f"{which}.safetensors", which, state, done, run)
         for which, state in states.items()
     )
-
-
-def averaged_of(server: Server) -> State | None:
-    """The average of a server's past models; None if it keeps none."""
-    with suppress(ValueError):
-        return server.averaged
-    return None
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
 from fedglad.adapters import Glad
+from fedglad.averages import EMA
 from fedglad.flower import FedGLAD
 from fedglad.flower.client import score
 from fedglad.optimizers import SGD
@@ -23,7 +24,10 @@ def main(grid: Grid, context: Context) -> None:
     x, y = load_test()
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        """The global model after each round. Without test data, leave out evaluate_fn below."""
+        """The global model after each round, and the average of those that it has been.
+
+        Without test data, leave out evaluate_fn below.
+        """
         model.load_state_dict(arrays.to_torch_state_dict())
         loss, accuracy = score(model, x, y)
         return MetricRecord({"loss": loss, "accuracy": accuracy})
@@ -34,6 +38,9 @@ def main(grid: Grid, context: Context) -> None:
         sampler=Uniform(clients_per_round=int(config["clients-per-round"])),
         optimizer=SGD(lr=float(config["server-lr"])),
         adapter=Glad() if config["adapter"] else None,
+        # In the end, out/averaged.safetensors is the model to deploy: `strategy.averaged`.
+        average=EMA() if config["average"] else None,
+        evaluate="both" if config["average"] else "model",  # what clients test, if they do
         seed=seed,
         checkpoint_dir=str(config["out"]),
     )
