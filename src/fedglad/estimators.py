@@ -69,10 +69,6 @@ class Updates(Protocol):
     |---|---|
     | `layout` | where each tensor lies in a packed vector |
     | `population` | N, the number of clients there are; None: not known |
-    | `mean_weight` | the mean of a_k over all N clients, or over those that were seen before |
-    | `weight` | Σ a_k of all that were seen, this round's among them |
-    | `last(place)` | a vector that was kept at a place, 0 to 999 |
-    | `keep(place, vector)` | keeps one on disk; it counts once the round has stepped |
 
     >>> def total_weight(updates: Updates) -> float:
     ...     return sum(update.weight for update in updates)
@@ -82,18 +78,26 @@ class Updates(Protocol):
     population: int | None
 
     @property
-    def mean_weight(self) -> float: ...
+    def mean_weight(self) -> float:
+        """The mean of a_k over all N clients where it is known, else over those seen before."""
+        ...
 
     @property
-    def weight(self) -> float: ...
+    def weight(self) -> float:
+        """Σ a_k of all clients that were seen, this round's among them."""
+        ...
 
     def __iter__(self) -> Iterator[Taken]: ...
 
     def __len__(self) -> int: ...
 
-    def last(self, place: int) -> Tensor: ...
+    def last(self, place: int) -> Tensor:
+        """The vector that was kept at one of the estimator's places, 0 to 999."""
+        ...
 
-    def keep(self, place: int, vector: Tensor) -> None: ...
+    def keep(self, place: int, vector: Tensor) -> None:
+        """Keeps a packed vector at a place, on disk; it counts once the round has stepped."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 ROWS = [(section, name) for section in FAMILIES for name in REGISTRIES[section]]
 OURS = {
     *("uniform", "scripted", "none", "fixed", "equal"),  # there is nobody to name
-    *("pooled", "aligned", "clients", "distrust"),  # these are our own
+    *("pooled", "aligned", "clients", "distrust", "strat"),  # these are our own
 }
 
 

@@ -93,21 +93,27 @@ class Estimated:
                 made[f"{KEPT}{client}"] = self.last(client, "the estimator")
         return made
 
-    def restored(self, tensors: Mapping[str, Tensor], apart: bool) -> "Estimated":
-        """One with the state that `tensors` gave; raises for what cannot be such a state.
+    def described(self) -> dict[str, Any]:
+        """What is to be known of the saved tensors, as JSON types."""
+        return {"apart": self.apart, "state": sorted(self.state)}
 
-        `apart` says that its updates are not among the tensors.
+    def restored(self, tensors: Mapping[str, Tensor], described: Mapping[str, Any]) -> "Estimated":
+        """One with the state that `tensors` and `described` gave; raises for what cannot be such.
+
+        If the updates were saved apart, they are not among the tensors.
         """
         made = Estimated(self.estimator, self.layout, self._store if self.apart else None, self.t)
         part = "estimator/state/"
         found = {n.removeprefix(part): x for n, x in tensors.items() if n.startswith(part)}
+        if sorted(found) != described["state"]:
+            raise ValueError(f"it remembers {sorted(found)}, not {described['state']}")
         made.state = self.estimator.restored({n: x.clone() for n, x in found.items()}, self.layout)
         made.seen = _seen(tensors)
         kept = {n.removeprefix(KEPT): x for n, x in tensors.items() if n.startswith(KEPT)}
         if self.apart:
             return made
         places = {place for place, _ in made.seen.values()}
-        if not apart and (lost := places - {int(place) for place in kept}):
+        if not described["apart"] and (lost := places - {int(place) for place in kept}):
             raise ValueError(f"the update kept at {min(lost)} is missing")
         for place, vector in kept.items():
             if vector.shape != (self.layout.size,) or vector.dtype != self.layout.dtype:

@@ -394,9 +394,8 @@ class Server:
             began = "average" in saved and "count" in saved["average"]
             count = checkpoint.whole_number(saved["average"]["count"]) if began else 0
             memory = self._new_memory()
-            if memory and "estimator/clients" in tensors:
-                assert self._estimated
-                memory = self._estimated.restored(tensors, bool(saved["estimator"]["apart"]))
+            if self._estimated and "apart" in saved.get("estimator", {}):
+                memory = self._estimated.restored(tensors, saved["estimator"])
         for name, view in self._tensors(average=began).items():
             view.copy_(tensors[name])
         if self._averaged and not began:
@@ -592,7 +591,7 @@ class Server:
             meta["average"] |= {"count": self._averaged.count}
         remembered: dict[str, Tensor] = {}
         if self._estimated:
-            meta["estimator"] |= {"apart": self._estimated.apart}
+            meta["estimator"] |= self._estimated.described()
             remembered = self._estimated.tensors()
         samples = self._kept.samples
         kept = {"trust/samples": torch.from_numpy(samples)} if samples.size else {}
