@@ -100,3 +100,11 @@ def test_a_format_is_that_of_the_summary():
         ({"versions": {"format": 7}}, 7),
     ):
         assert settings_of({"seed": 1}, summary)["format"] == format
+
+
+def test_runs_from_before_there_was_a_validation_set_are_of_the_group_without_one():
+    old = {"data": {"name": "digits"}, "rounds": 3}
+    new, other = ({**old, "data": {"name": "digits", "validation": v}} for v in (0.0, 0.1))
+    made = group([(settings_of(one, None), (1,)) for one in (old, new, other)])
+    assert made.twice == [(0, 1)]
+    assert made.labels == ["data.validation=0.0", "data.validation=0.1"]

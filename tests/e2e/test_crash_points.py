@@ -92,6 +92,7 @@ MORE: dict[str, dict[str, Any]] = {
     "vrl-sgd": {"client.name": "vrl-sgd"},
     "adafl": {"sampler.name": "adafl"},
     "similar clients": {"sampler.name": "clustered", "sampler.by": "similarity"},
+    "validation, ema": {"data.validation": 0.2, "average.name": "ema", "data.partition": "iid"},
     "adam": {"server.name": "adam", "server.lr": 0.01},
     "momentum, fedadp": {"server.name": "momentum", "weighting.name": "fedadp"},
     "median": {"filter.name": "median", "sampler.clients_per_round": 3},

@@ -273,6 +273,9 @@ def test_adapters_travel_alone(stand_ins: dict[str, str], tmp_path: Path):
     with safe_open(last, "np") as saved:
         numbers = sum(saved.get_tensor(name).size for name in saved.keys())  # noqa: SIM118
     assert numbers < 10_000  # of 30,000 that the encoder has
+    with safe_open(tmp_path / "run" / "model.safetensors", "np") as saved:
+        assert {*saved.keys()} == {*names}  # the model to take along is what travels, too
+    model = (tmp_path / "run" / "model.safetensors").read_bytes()
     whole = (tmp_path / "run" / "rounds.jsonl").read_text()
     newest = sorted((tmp_path / "run" / "checkpoints").glob("*"))[-2:]
     for path in (*newest, tmp_path / "run" / "summary.json"):
@@ -280,6 +283,7 @@ def test_adapters_travel_alone(stand_ins: dict[str, str], tmp_path: Path):
     again = cli("run", "20news-minilm", *given, "--out", tmp_path / "run", "--resume", "--json")
     assert again.returncode == 0, again.stderr
     assert without_times(whole) == without_times((tmp_path / "run" / "rounds.jsonl").read_text())
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == model
     # One that was begun before batches were trained in pieces would go on to other bits.
     (tmp_path / "run" / "summary.json").unlink()
     for path in (tmp_path / "run" / "checkpoints").glob("*.json"):

@@ -58,10 +58,10 @@ class Split:
     def __post_init__(self) -> None:
         check_share(self, self.validation)
         if not _counts_clients(self._chosen()):
-            most = self.samples and self.samples - round(self.validation * self.samples)
-            limit = f"in 1 … {most}, one training sample each"
-            good = 1 <= self.clients <= (most or self.clients)
-            check(self, clients=(good, limit if most else "1 or more"))
+            known, share = self.samples, self.validation
+            most = self.clients if known is None else known - round(share * known)
+            limit = "1 or more" if known is None else f"in 1 … {most}, one training sample each"
+            check(self, clients=(1 <= self.clients <= most, limit))
 
     def owners(self, labels: np.ndarray) -> list[np.ndarray]:
         """The indices of each client's samples; the same ones for the same labels and seed."""
