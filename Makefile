@@ -26,7 +26,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
-demo: $(READY) ## FedAvg with and without FedGLAD on digits, one bad round forced
+demo: $(READY) ## FedAvg with and without FedGLAD on digits, also averaged, one bad round forced
 	@$(VENV_PYTHON) examples/demo.py $(ARGS)
 
 test: $(READY) ## Run the fast tests (ARGS="-k glad" to choose)

@@ -217,7 +217,8 @@ def plot(plain: Curves, glad: Curves, forced: int, who: str, path: Path) -> None
         for name, curves in (("none", plain), ("glad", glad)):
             mean, label = curves.averaged.mean(axis=0), f"{METHODS[name]}, averaged"
             top.plot(at, mean, color=COLOURS[name], linestyle=":", linewidth=2.4, label=label)
-        top.set(title=f"Test accuracy (%), {thick}", ylim=(0, 100))
+        top.set_title(f"Test accuracy (%), {thick}", pad=46)  # above two rows of the legend
+        top.set(ylim=(0, 100))
         _lines(bottom, glad.gsi, COLOURS["glad"], "GSI")
         usual = glad.usual_gsi.mean(axis=0)
         bottom.plot(at, usual, color=INK, linestyle=dashes, linewidth=1.6, label="its running mean")

@@ -71,7 +71,8 @@ def averaged(finished: Any) -> list[Path]:
             "final_averaged_accuracy": accuracy - 0.01,
         }
         (folder / "summary.json").write_text(json.dumps(summary | figures))
-    return kept + [finished(a, seed=s, adapter__name="none") for s, a in GLAD.items()]
+    none = {"adapter__name": "none", "average__name": "none"}
+    return kept + [finished(a, seed=s, **none) for s, a in GLAD.items()]
 
 
 # ------------------------------------------------------------------------------------- arithmetic
@@ -425,12 +426,127 @@ def test_a_run_that_is_not_or_no_longer_a_control_is_a_run_of_its_own(finished: 
 
 def test_the_pair_is_shown(controlled: list[Path]):
     text = call("compare", *controlled).stdout
-    assert "Rule − control, at the rule's own mean factor in percentage points:" in text
+    assert "Rule − control in percentage points:" in text
     line = next(x for x in text.splitlines() if "factors" in x)
     assert " ".join(line.split()) == (
-        "adapter.name=glad +4.00 [-2.57, +10.57] by seed 1: +2.00, 2: +3.00, 3: +7.00 "
-        "(factors 0.9000, 0.9500, 0.9900)"
+        "adapter.name=glad − control of adapter.name=glad +4.00 [-2.57, +10.57] "
+        "by seed 1: +2.00, 2: +3.00, 3: +7.00 (factors 0.9000, 0.9500, 0.9900)"
     )
+
+
+def with_average(folder: Path, accuracy: float) -> Path:
+    summary = json.loads((folder / "summary.json").read_text())
+    figures = {"last10_averaged_accuracy": accuracy, "final_averaged_accuracy": accuracy}
+    (folder / "summary.json").write_text(json.dumps(summary | figures))
+    return folder
+
+
+def noted(folder: Path, *entries: dict[str, Any]) -> Path:
+    (folder / "control.json").write_text(json.dumps({"control_of": list(entries)}))
+    return folder
+
+
+def chosen(kind: str, factor: float) -> dict[str, Any]:
+    on = [{"seed": 1, "data.seed": 0}]
+    by = "last10_accuracy" if kind == "tuned" else "last10_averaged_accuracy"
+    return {"kind": kind, "factor": factor, "by": by, "among": [0.5, 1.5, 2], "on": on}
+
+
+@pytest.fixture
+def all_kinds(finished: Any) -> list[Path]:
+    """glad and pooled with four seeds, and the controls that they share: 1.5 raw, 2 averaged."""
+    made: list[Path] = []
+    for seed in (1, 2, 3, 4):
+        for name, raw, mean in (("none", 0.80, 0.90), ("glad", 0.82, 0.91), ("pooled", 0.81, 0.9)):
+            made.append(with_average(finished(raw, seed=seed, adapter__name=name), mean))
+        fixed = {"seed": seed, "adapter__name": "fixed"}
+        best = finished(0.9 if seed == 1 else 0.83, adapter__value=1.5, **fixed)
+        trial = [{"kind": "trial", "factor": 1.5}] if seed == 1 else []
+        made.append(noted(with_average(best, 0.85), *trial, chosen("tuned", 1.5)))
+        best = finished(0.70, adapter__value=2.0, **fixed)
+        made.append(noted(with_average(best, 0.93 + seed / 1000), chosen("tuned-averaged", 2.0)))
+        falls = finished(0.84, seed=seed, adapter__name="none", server__schedule="linear")
+        made.append(noted(with_average(falls, 0.84), {"kind": "linear"}))
+    trial = finished(0.1, seed=1, adapter__name="fixed", adapter__value=0.5)
+    made.append(noted(with_average(trial, 0.1), {"kind": "trial", "factor": 0.5}))
+    return made
+
+
+def test_rules_share_their_constants_and_the_decay(all_kinds: list[Path]):
+    found = compare(all_kinds)
+    assert [group.label for group in found.groups] == [
+        *("adapter.name=none", "adapter.name=none · averaged"),
+        *("adapter.name=glad", "adapter.name=glad · averaged"),
+        *("adapter.name=pooled", "adapter.name=pooled · averaged"),
+        "tuned constant 1.5",  # its average is that of a constant that was not chosen for it
+        "constant tuned for the average 2 · averaged",
+        *("linear decay", "linear decay · averaged"),
+    ]
+    rows = {group.label: group for group in found.groups}
+    assert rows["tuned constant 1.5"].config == {"adapter.name": "fixed", "adapter.value": 1.5}
+    assert rows["linear decay"].config == {"adapter.name": "none", "server.schedule": "linear"}
+    assert [rows[name].control for name in ("adapter.name=glad", "linear decay")] == [
+        None,
+        "linear",
+    ]
+    assert rows["adapter.name=none"].over_controls is None
+    # Newest to newest: .82 − .83 without seed 1, on which 1.5 was chosen; .82 − .84 with all.
+    over = rows["adapter.name=glad"].over_controls or {}
+    assert [*over] == ["tuned constant 1.5", "linear decay"]
+    assert over["tuned constant 1.5"].values == pytest.approx([-0.01] * 3)
+    assert [seed["seed"] for seed in over["tuned constant 1.5"].seeds] == [2, 3, 4]
+    assert over["linear decay"].values == pytest.approx([-0.02] * 4)
+    # Average to average: .91 − .932, .933, .934: mean −.023, s = .001, 4.30265 · .001/√3 = .002484
+    over = rows["adapter.name=glad · averaged"].over_controls or {}
+    assert [*over] == ["constant tuned for the average 2 · averaged", "linear decay · averaged"]
+    tuned = over["constant tuned for the average 2 · averaged"]
+    assert tuned.values == pytest.approx([-0.022, -0.023, -0.024])
+    assert tuned.interval == pytest.approx((-0.025484, -0.020516), abs=1e-6)
+    assert over["linear decay · averaged"].mean == pytest.approx(0.07)
+    # The row has the mean of all seeds, its difference to the baseline leaves the same one out.
+    row = rows["tuned constant 1.5"]
+    assert row.mean == pytest.approx((0.9 + 3 * 0.83) / 4)
+    assert row.difference
+    assert row.difference.mean == pytest.approx(0.03)
+
+
+def test_it_is_said_how_a_constant_was_chosen(all_kinds: list[Path]):
+    notes = compare(all_kinds).notes
+    assert "1 of the runs are left out: constants that were tried, not chosen" in notes
+    assert (
+        "tuned constant 1.5: the best of 0.5, 1.5, 2 by last10_accuracy, on the test data, of "
+        "seed=1 data.seed=0; its differences leave that seed out" in notes
+    )
+    (other,) = (note for note in notes if note.startswith("constant tuned for the average 2"))
+    assert other.endswith("; it is at the end of these: --factors takes others")
+    alone = [path for path in all_kinds if load(path / "config.toml")[1].seed == 1]
+    found = compare(alone)
+    assert any(
+        note.endswith("of seed=1 data.seed=0; no other seed is there") for note in found.notes
+    )
+    rows = {group.label: group for group in found.groups}
+    over = rows["adapter.name=glad"].over_controls or {}
+    assert over["tuned constant 1.5"].values == pytest.approx([-0.08])
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"kind": "linear"},  # of a run that was overwritten
+        {"kind": "tuned", "factor": 0.8},
+        {"kind": "tuned"},
+        {"kind": "tuned", "factor": 0.9, "on": 3},
+        {"kind": "tuned", "factor": 0.9, "on": [3]},
+        {"kind": "of tomorrow", "factor": 0.9},
+        {"kind": 3, "factor": 0.9},
+        {"kind": "trial", "factor": 0.9, "asked": True},
+        {"adapter": 3, "factor": 0.9},
+    ],
+)
+def test_an_entry_that_is_not_true_or_not_known_changes_nothing(finished: Any, entry: Any):
+    folder = noted(finished(0.5, adapter__name="fixed", adapter__value=0.9), entry)
+    found = compare([folder, finished(0.6)])
+    assert [group.label for group in found.groups] == ["adapter.name=fixed", "adapter.name=glad"]
 
 
 # ------------------------------------------------------------------------------------- the groups
@@ -753,7 +869,7 @@ def test_json_has_everything(pairs: list[Path]):
     assert found["groups"][0].keys() == {
         *("label", "config", "runs", "seeds", "values", "mean", "std", "final_mean", "difference"),
         *("control_of", "factors", "over_control", "stability", "curves"),
-        *("averaged_of", "over_newest"),
+        *("averaged_of", "over_newest", "control", "over_controls"),
     }
     glad = found["groups"][1]
     assert glad["config"] == {"adapter.name": "glad"}

@@ -51,8 +51,8 @@ def test_a_run_prints_plain_lines_and_its_result(tmp_path: Path):
     assert [line.split("  ")[0] for line in lines[:4]] == [f"round {k}/4" for k in (1, 2, 3, 4)]
     for line in lines[:4]:
         assert re.fullmatch(
-            r"round \d/4  accuracy +[\d.]+ %  loss [\d.]+  GSI [\d.]+  clipped [012]/2"
-            r"  \d+ clients/s",
+            r"round \d/4  accuracy +[\d.]+ %, averaged +[\d.]+ %  loss [\d.]+"
+            r"  GSI [\d.]+  clipped [012]/2  \d+ clients/s",
             line,
         )
     assert "Accuracy over the last 10 rounds" in result.stdout

@@ -592,7 +592,8 @@ def test_the_hash_depends_on_values_not_on_how_they_are_written(tmp_path: Path):
     assert load("digits", {"client.lr": "1"})[1].hash() == config.hash()
     assert len(config.hash()) == 10
     client = "[client]\nlr = 1.0\nbatch_size = 16\nepochs=5\nclip_norm=1.0"
-    path = written(tmp_path, f"rounds = 60\n{client}\n[sampler]\nclients_per_round=5")
+    others = "[sampler]\nclients_per_round=5\n[average]\nname='ema'"
+    path = written(tmp_path, f"rounds = 60\n{client}\n{others}")
     assert load(path)[1].hash() == config.hash()
     assert load("digits", {"client.lr": 1, "trust.name": "none"})[1].hash() == config.hash()
     acted = {"filter.name": "distrust"}  # on what is only watched otherwise

@@ -233,7 +233,7 @@ def _read(folders: Iterable[Path]) -> tuple[list[Entry], list[str]]:
         if skipped := skipped_of(summary, records):
             notes.append(f"{run.folder}: {skipped}")
     if tried:
-        notes.append(f"{tried} runs at constants that were tried and not chosen are left out")
+        notes.append(f"{tried} of the runs are left out: constants that were tried, not chosen")
     if not entries:
         raise CompareError("; ".join(["there is no finished run to compare", *notes]))
     return entries, notes

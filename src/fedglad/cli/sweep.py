@@ -19,7 +19,7 @@ from fedglad.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from fedglad.runs.sweeping import Event
+    from fedglad.runs.sweeping import Event, Task
 
 app = typer.Typer()
 
@@ -71,8 +71,16 @@ def sweep(
         then = controls.then if controls else None
         ends = follow(sweeping.sweep(tasks, jobs=cores(jobs), then=then), show)
     order = [task.folder for task in tasks]
-    ends.sort(key=lambda event: order.index((event.task.rule or event.task).folder))
+    ends.sort(key=lambda event: _place(event.task, order))
     _conclude(ends, as_json=as_json)
+
+
+def _place(task: "Task", order: list[Path]) -> tuple[int, int]:
+    """Where a run stands among the others: a control after its rule."""
+    from fedglad.runs.twins import KINDS
+
+    rule = task.rule
+    return order.index((rule or task).folder), [*KINDS].index(task.kind) if rule else -1
 
 
 def _numbers(text: str) -> list[float]:
