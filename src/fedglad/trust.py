@@ -353,8 +353,8 @@ class Trust:
             drifting=(0 < self.drifting < math.inf, "greater than 0"),
             boosted=(1 < self.boosted < math.inf, "greater than 1"),
             memory=(0 <= self.memory <= 1, "in [0, 1]"),
-            sample=(self.sample >= 1, "1 or more"),
-            samples=(self.samples >= 0, "0 or more"),
+            sample=1,
+            samples=0,
             clients=(self.clients >= self.samples, "at least as many as samples"),
             floor=(0 < self.floor < math.inf, "greater than 0"),
         )
