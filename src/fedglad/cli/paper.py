@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from fedglad.cli import console
 from fedglad.cli.console import error, mistakes, note, print_json, print_wide, say, warn
-from fedglad.cli.options import AsJson, Jobs, RunsOut, among, cores
+from fedglad.cli.options import AsJson, Jobs, RunsOut, among, cores, one_of
 from fedglad.cli.sweep import STOPPED
 
 if TYPE_CHECKING:
@@ -130,10 +130,8 @@ def table(
     name: Name,
     form: Annotated[
         str,
-        typer.Option(
-            "--format",
-            help="terminal, markdown, csv, latex.",
-            autocompletion=among("fedglad.studies.paper.formats:SHOWN"),
+        one_of(
+            "fedglad.studies.paper.formats:SHOWN", "terminal, markdown, csv, latex.", "--format"
         ),
     ] = "terminal",
     out: RunsOut = RUNS,

@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from fedglad.cli.console import console, error, mistakes, note, print_json, print_wide, say, table
-from fedglad.cli.options import AsJson, Jobs, Settings, Source, TrustCode, among, cores, given
+from fedglad.cli.options import AsJson, Jobs, Settings, Source, TrustCode, cores, given, one_of
 from fedglad.cli.sweep import STOPPED
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ def tune(
     ] = None,
     metric: Annotated[
         str,
-        typer.Option(
-            help="The score: train_loss, or an accuracy such as last10_averaged_accuracy.",
-            autocompletion=among("fedglad.runs.tuning:METRICS"),
+        one_of(
+            "fedglad.runs.tuning:METRICS",
+            "The score: train_loss, or an accuracy such as last10_averaged_accuracy.",
         ),
     ] = "train_loss",
     jobs: Jobs = None,
