@@ -10,7 +10,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from statistics import StatisticsError, correlation, fmean, linear_regression
+from statistics import correlation, fmean, linear_regression
 from typing import Any
 
 import numpy as np
@@ -229,10 +229,7 @@ def fit(rounds: Sequence[Record]) -> dict[str, Any] | None:
     if len(pairs) < 3 or any(max(all_) - min(all_) < ALIKE for all_ in zip(*pairs, strict=True)):
         return None
     x, y = zip(*pairs, strict=True)
-    try:
-        line, r = linear_regression(x, y), correlation(x, y)
-    except StatisticsError:
-        return None
+    line, r = linear_regression(x, y), correlation(x, y)
     slope, intercept = short(line.slope), short(line.intercept)
     return {"n": len(pairs), "r": short(r), "slope": slope, "intercept": intercept}
 

@@ -12,6 +12,7 @@ from fedglad.report import RunFigures
 from fedglad.report.groups import Grouped
 from fedglad.runs.line import number
 from fedglad.runs.reader import RunView
+from fedglad.runs.summary import figures
 
 COLLAPSED = 10.0  # percentage points that the last rounds are below the best ones
 RISEN = 1.0  # percentage points over the first test, by which accuracy has risen at least
@@ -32,7 +33,7 @@ class Accuracy:
 
     last10: float | None
     final: float | None
-    tests: int = 0
+    tests: int
 
 
 def result(view: RunView, *, averaged: bool = False) -> Accuracy:
@@ -40,15 +41,18 @@ def result(view: RunView, *, averaged: bool = False) -> Accuracy:
 
     `averaged`: of the average of its models.
     """
-    summed = _summed(view, averaged=averaged)
-    if summed.last10 is not None and not view.complete:
-        return summed
-    return _recorded(view, averaged=averaged)
+    which, key = ("averaged_", "averaged") if averaged else ("", "test")
+    numbers, tests = figures(view.rounds), len(series(view.rounds, f"{key}_accuracy"))
+    if not view.complete and _share(view.summary, f"last10_{which}accuracy") is not None:
+        every = int(number(view.config.get("eval_every"), 1.0) or 1)
+        numbers, tests = view.summary, math.ceil((view.planned or LAST) / every)
+    last10, final = (_share(numbers, f"{x}_{which}accuracy") for x in ("last10", "final"))
+    return Accuracy(last10, final, min(LAST, tests))
 
 
 def disagreement(view: RunView) -> str | None:
     """That the summary has another result than the rounds, of which none is missing."""
-    summed, rounds = _summed(view).last10, _recorded(view).last10
+    summed, rounds = (_share(x, "last10_accuracy") for x in (view.summary, figures(view.rounds)))
     if not view.complete or summed is None or rounds is None or abs(summed - rounds) < 1e-6:
         return None
     return (
@@ -175,21 +179,8 @@ def span(seconds: float) -> str:
     return f"{whole:,} d {rest} h"
 
 
-def _summed(view: RunView, *, averaged: bool = False) -> Accuracy:
-    summary, which = view.summary or {}, "averaged_" if averaged else ""
-    last10, final = (
-        number(summary.get(f"{x}_{which}accuracy"), 0.0, 1.0) for x in ("last10", "final")
-    )
-    every = int(number(view.config.get("eval_every"), 1.0) or 1)
-    return Accuracy(last10, final, min(LAST, math.ceil((view.planned or LAST) / every)))
-
-
-def _recorded(view: RunView, *, averaged: bool = False) -> Accuracy:
-    key = "averaged_accuracy" if averaged else "test_accuracy"
-    tested = list(series(view.rounds, key).values())
-    if not tested:
-        return Accuracy(None, None)
-    return Accuracy(last_mean(tested), tested[-1], min(LAST, len(tested)))
+def _share(numbers: Mapping[str, Any] | None, name: str) -> float | None:
+    return number((numbers or {}).get(name), 0.0, 1.0)
 
 
 def _accuracy(grouped: Grouped, k: int, runs: Sequence[RunFigures]) -> dict[str, str]:
