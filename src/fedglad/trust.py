@@ -353,8 +353,8 @@ class Trust:
             drifting=(0 < self.drifting < math.inf, "greater than 0"),
             boosted=(1 < self.boosted < math.inf, "greater than 1"),
             memory=(0 <= self.memory <= 1, "in [0, 1]"),
-            sample=(self.sample >= 1, "1 or more"),
-            samples=(self.samples >= 0, "0 or more"),
+            sample=1,
+            samples=0,
             clients=(self.clients >= self.samples, "at least as many as samples"),
             floor=(0 < self.floor < math.inf, "greater than 0"),
         )
@@ -390,9 +390,13 @@ class Trust:
         new, moved = _voices(cosines, codes, firsts, places), inverse > 0
         histories = [kept.clients.get(client, NEW) for client in seen.clients]
         histories += [kept.clients[recent[k]] for k in others]
-        everyone = _numbers(histories)  # the round's clients first
+        flat = np.fromiter(chain.from_iterable(histories), float, len(NEW) * len(histories))
+        everyone = flat.reshape(-1, len(NEW)).T.copy()  # a column each, the round's clients first
         sums = everyone[:, :r]
-        self._add(sums, moved, new, seen.losses)
+        sums[2:] *= np.where(moved, self.memory, 1)  # an update of zeros adds nothing
+        sums[2] += moved
+        sums[3:5] += new
+        sums[5] += moved * _over_median(seen.losses, nothing=0.0)
         agreement = _agreement(sums)
         drift = self._drift(everyone, r, np.append(places, np.arange(r, len(histories))))
         lengths = _over_median(seen.norms, nothing=-math.inf)
@@ -416,25 +420,14 @@ class Trust:
         verdicts = list(map(partial(tuple.__new__, Verdict), zip(*columns, strict=True)))
         return verdicts, self._keep(now, sums, kept, absent, rows, inverse)
 
-    def _add(
-        self,
-        sums: np.ndarray,
-        moved: np.ndarray,
-        new: tuple[np.ndarray, np.ndarray],
-        losses: np.ndarray,
-    ) -> None:
-        """Adds the round to its clients' sums; an update of zeros adds nothing."""
-        sums[2:] *= np.where(moved, self.memory, 1)
-        sums[2] += moved
-        sums[3:5] += new
-        sums[5] += moved * _over_median(losses, nothing=0.0)
-
     def _drift(self, everyone: np.ndarray, r: int, compared: np.ndarray) -> np.ndarray:
         """By how many spreads the first r have lower agreement, and higher loss, than others."""
-        n, worse, drift = everyone[2], _worse(everyone), np.zeros(r)
+        n, drift = everyone[2], np.zeros(r)
         known = compared[n[compared] > 1]
         if len(known) < ENOUGH:
             return drift
+        steady = -_agreement(everyone) / np.sqrt(np.maximum(n, 1))  # does not grow with the rounds
+        worse = np.array([steady, everyone[5] / (n + 1)])
         usual, floors = np.sort(worse[:, known]).tolist(), (1.0, self.floor)
         for own, ordered, floor in zip(worse[:, :r], usual, floors, strict=True):
             middle, best = _quantile(ordered, 0.5), _quantile(ordered, 0.2)
@@ -529,21 +522,9 @@ def _voices(
     return voice @ signed, voice @ (signed * signed)
 
 
-def _numbers(histories: Sequence[tuple[float, ...]]) -> np.ndarray:
-    """Histories as columns."""
-    flat = np.fromiter(chain.from_iterable(histories), float, len(NEW) * len(histories))
-    return flat.reshape(-1, len(NEW)).T.copy()
-
-
 def _agreement(sums: np.ndarray) -> np.ndarray:
     """A, of histories as columns."""
     return sums[3] / np.sqrt(sums[4] + LITTLE)
-
-
-def _worse(sums: np.ndarray) -> np.ndarray:
-    """−A/√n, which does not grow with the rounds, and the mean logarithm of the loss."""
-    n = sums[2]
-    return np.array([-_agreement(sums) / np.sqrt(np.maximum(n, 1)), sums[5] / (n + 1)])
 
 
 def _over_median(values: np.ndarray, nothing: float) -> np.ndarray:

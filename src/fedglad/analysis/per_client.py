@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from fedglad.analysis.statistics import known
 from fedglad.records import FLAGS, Record, Round
 from fedglad.runs.line import by_design, number
 from fedglad.runs.reader import Run, RunView
@@ -101,7 +102,7 @@ def clients(
         usual = _usual_norm(entries)
         for entry in entries:
             if (name := entry.get("id")) is not None:
-                norm = _norm(entry)
+                norm = norm_of(entry)
                 ratio = norm / usual if usual and norm is not None else None
                 seen.setdefault(name, []).append((entry, ratio))
     return sorted((_summary(name, theirs) for name, theirs in seen.items()), key=_worst_first)
@@ -135,13 +136,13 @@ def _summary(
     name: int | str, theirs: Sequence[tuple[Mapping[str, Any], float | None]]
 ) -> ClientSummary:
     entries = [entry for entry, _ in theirs]
-    reasons = [entry["rejected"] for entry in entries if _rejected(entry)]
+    reasons = [entry["rejected"] for entry in entries if is_rejected(entry)]
     flags = Counter(flag for entry in entries for flag in entry.get("flags") or ())
     return ClientSummary(
         id=name,
         rounds=len(entries),
         share=_mean(number(entry.get("weight")) for entry in entries),
-        scores=tuple(_known(number(entry.get("trust"), 0, 1) for entry in entries)),
+        scores=tuple(known(number(entry.get("trust"), 0, 1) for entry in entries)),
         flagged=sum(bool(entry.get("flags")) for entry in entries),
         flags={flag: flags[flag] for flag in FLAGS if flag in flags},
         rejected=len(reasons),
@@ -149,7 +150,7 @@ def _summary(
         left_out=sum(by_design(entry.get("rejected")) for entry in entries),
         clipped=sum("clipped" in entry for entry in entries),
         loss=_mean(number(entry.get("loss")) for entry in entries),
-        norm=_mean(map(_norm, entries)),
+        norm=_mean(map(norm_of, entries)),
         norm_ratio=_mean(ratio for _, ratio in theirs),
     )
 
@@ -162,23 +163,21 @@ def _worst_first(client: ClientSummary) -> tuple[Any, ...]:
 
 
 def _usual_norm(entries: Iterable[Mapping[str, Any]]) -> float | None:
-    norms = _known(_norm(entry) for entry in entries if not _rejected(entry))
+    norms = known(norm_of(entry) for entry in entries if not is_rejected(entry))
     return median(norms) if norms else None
 
 
-def _rejected(entry: Mapping[str, Any]) -> bool:
+def is_rejected(entry: Mapping[str, Any]) -> bool:
+    """Whether something is wrong with the update: no filter or weighting left it out by design."""
     return "rejected" in entry and not by_design(entry["rejected"])
 
 
-def _norm(entry: Mapping[str, Any]) -> float | None:
+def norm_of(entry: Mapping[str, Any]) -> float | None:
+    """‖g‖ of an update that was measured."""
     squared = number(entry.get("sq_norm"), 0)
     return None if squared is None else math.sqrt(squared)
 
 
-def _known(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
-
-
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = _known(values)
-    return fmean(known) if known else None
+    there = known(values)
+    return fmean(there) if there else None

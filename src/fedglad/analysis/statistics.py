@@ -1,7 +1,7 @@
 """The statistics of runs: a mean over seeds and its interval, the last tests, the second half."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
@@ -19,6 +19,11 @@ class Stability:
     worst: float
     stds: list[float]
     worsts: list[float]
+
+
+def known(values: Iterable[float | None]) -> list[float]:
+    """Those that there are."""
+    return [value for value in values if value is not None]
 
 
 def spread(values: Sequence[float]) -> float | None:

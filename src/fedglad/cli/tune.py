@@ -16,7 +16,7 @@ from fedglad.cli.console import (
     say,
     table,
 )
-from fedglad.cli.options import AsJson, Jobs, Settings, Source, TrustCode, among, cores, given
+from fedglad.cli.options import AsJson, Jobs, Settings, Source, TrustCode, cores, given, one_of
 from fedglad.cli.sweep import STOPPED
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ def tune(
     ] = None,
     metric: Annotated[
         str,
-        typer.Option(
-            help="The score: train_loss, or an accuracy such as last10_averaged_accuracy.",
-            autocompletion=among("fedglad.runs.tuning:METRICS"),
+        one_of(
+            "fedglad.runs.tuning:METRICS",
+            "The score: train_loss, or an accuracy such as last10_averaged_accuracy.",
         ),
     ] = "train_loss",
     jobs: Jobs = None,

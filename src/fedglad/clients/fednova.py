@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -12,27 +12,6 @@ from fedglad.clients.method import Memory, Pair, Plain
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@dataclass(frozen=True)
-class Normalised:
-    """The server half: the mean of the normalised updates is multiplied by τ_eff = Σ w_k a_k.
-
-    `most` is how many steps a client takes at most, 0 where its data decide.
-    """
-
-    rho: float
-    most: int = 0
-
-    wants_extra: ClassVar[bool] = False
-
-    def lengths(self, steps: Sequence[int] | np.ndarray) -> np.ndarray:
-        """a of so many local steps: the sum of the factors with which gradients enter g_k/lr."""
-        tau, rho = np.minimum(np.asarray(steps, dtype=float), self.most or np.inf), self.rho
-        return (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
-
-    def __call__(self, mean: Tensor, extra_sum: Tensor, count: int, state: Memory) -> Pair:
-        return state, None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +28,7 @@ class FedNova(Plain):
     """
 
     needs_mean: ClassVar[bool] = True
+    wants_extra: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,12 +41,19 @@ class FedNova(Plain):
             raise self.wrong("schedule", f"a_k is {way_out}: set it to 'constant'")
 
     @property
-    def server(  # pyright: ignore[reportIncompatibleVariableOverride]
-        self,
-    ) -> Normalised:
-        """The server half, which knows how long a client's way was."""
-        return Normalised(self.momentum if self.optimizer == "sgdm" else 0.0, self.steps)
+    def server(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Itself: the mean of the normalised updates is multiplied by τ_eff, by the `lengths`."""
+        return self
+
+    def lengths(self, steps: Sequence[int] | np.ndarray) -> np.ndarray:
+        """a of so many local steps: the sum of the factors with which gradients enter g_k/lr.
+
+        Where the settings say how many steps a client takes, no more are believed.
+        """
+        rho = self.momentum if self.optimizer == "sgdm" else 0.0
+        tau = np.minimum(np.asarray(steps, dtype=float), self.steps or np.inf)
+        return (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
 
     def finish(self, delta: Tensor, steps: int, memory: Memory, sent: Memory) -> Pair:
-        delta.div_(float(self.server.lengths([steps])[0]))
+        delta.div_(float(self.lengths([steps])[0]))
         return {}, None

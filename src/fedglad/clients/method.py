@@ -72,8 +72,8 @@ class Plain:
             eps=(0 <= self.eps < math.inf, "0 or more, and finite"),
             weight_decay=(0 <= self.weight_decay < math.inf, "0 or more"),
             batch_size=(self.batch_size >= 1 or self.whole, "1 or more"),
-            epochs=(self.epochs >= 1, "1 or more"),
-            steps=(self.steps >= 0, "0 or more"),
+            epochs=1,
+            steps=0,
             clip_norm=(self.clip_norm >= 0, "0 (never) or more"),
             warmup=(0 <= self.warmup <= 1, "a share in [0, 1]"),
         )

@@ -57,13 +57,13 @@ class Synthetic:
         check_share(self, self.validation)
         check(
             self,
-            clients=(self.clients >= 1, "1 or more"),
+            clients=1,
             alpha=(0 <= self.alpha < np.inf, "0 or more, and finite"),
             beta=(0 <= self.beta < np.inf, "0 or more, and finite"),
-            features=(self.features >= 1, "1 or more"),
-            classes=(self.classes >= 2, "2 or more"),
+            features=1,
+            classes=2,
             samples=(self.samples is None or self.samples >= 1, "1 or more, or left out"),
-            test_clients=(self.test_clients >= 1, "1 or more"),
+            test_clients=1,
         )
 
     def load_federation(self) -> Self | HeldOut:

@@ -36,12 +36,8 @@ class BiLSTM:
     """Of the defaults: to count them, nobody need have the vectors."""
 
     def __post_init__(self) -> None:
-        check(
-            self,
-            hidden=(self.hidden >= 1, "1 or more"),
-            dropout=(0 <= self.dropout < 1, "a share in [0, 1)"),
-            classes=(self.classes >= 2, "2 or more"),
-        )
+        dropout = (0 <= self.dropout < 1, "a share in [0, 1)")
+        check(self, hidden=1, dropout=dropout, classes=2)
 
     def build(self) -> nn.Module:
         """The model, initialised by torch's own rules."""

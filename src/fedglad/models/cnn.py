@@ -29,8 +29,8 @@ class FedOptCNN:
     dropout: Annotated[tuple[float, float], "before the two dense layers"] = (0.25, 0.5)
 
     def __post_init__(self) -> None:
-        _check(self, least=6)
-        check(self, dropout=(all(0 <= p < 1 for p in self.dropout), "two shares in [0, 1)"))
+        dropout = (all(0 <= p < 1 for p in self.dropout), "two shares in [0, 1)")
+        check(self, channels=1, size=6, classes=2, dropout=dropout)
 
     def build(self) -> nn.Module:
         """The model, initialised by torch's own rules."""
@@ -53,19 +53,10 @@ class SmallCNN:
     classes: Annotated[int, "outputs"] = 10
 
     def __post_init__(self) -> None:
-        _check(self, least=2)
+        check(self, channels=1, size=2, classes=2)
 
     def build(self) -> nn.Module:
         """The model, initialised by torch's own rules."""
         from fedglad.models.networks.cnn import Small
 
         return Small(self)
-
-
-def _check(settings: FedOptCNN | SmallCNN, least: int) -> None:
-    check(
-        settings,
-        channels=(settings.channels >= 1, "1 or more"),
-        size=(settings.size >= least, f"{least} or more"),
-        classes=(settings.classes >= 2, "2 or more"),
-    )

@@ -41,7 +41,7 @@ class Encoder:
         check(
             self,
             source=(bool(self.source), "a name or a folder"),
-            classes=(self.classes >= 2, "2 or more"),
+            classes=2,
             lora=(self.lora >= 0, "0 (no adapters) or more"),
         )
 

@@ -28,12 +28,8 @@ class MLP:
     classes: Annotated[int, "outputs"] = 10
 
     def __post_init__(self) -> None:
-        check(
-            self,
-            features=(self.features >= 1, "1 or more"),
-            hidden=(all(width >= 1 for width in self.hidden), "widths of 1 or more"),
-            classes=(self.classes >= 2, "2 or more"),
-        )
+        hidden = (all(width >= 1 for width in self.hidden), "widths of 1 or more")
+        check(self, features=1, hidden=hidden, classes=2)
 
     def build(self) -> nn.Module:
         """The model, initialised by torch's own rule for linear layers."""

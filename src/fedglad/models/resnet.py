@@ -32,16 +32,9 @@ class ResNet56:
     basic: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check(
-            self,
-            channels=(self.channels >= 1, "1 or more"),
-            classes=(self.classes >= 2, "2 or more"),
-            blocks=(
-                bool(self.blocks) and all(n >= 1 for n in self.blocks),
-                "one stage or more, with 1 block or more each",
-            ),
-            width=(self.width >= 1, "1 or more"),
-        )
+        stages = bool(self.blocks) and all(n >= 1 for n in self.blocks)
+        blocks = (stages, "one stage or more, with 1 block or more each")
+        check(self, channels=1, classes=2, blocks=blocks, width=1)
 
     def norm(self, planes: int) -> nn.Module:
         """The normalisation after a convolution."""

@@ -1,6 +1,6 @@
 """The table of clients as the page has it: rows, and columns beside them that take little room."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fedglad.analysis.per_client import ClientSummary
@@ -46,7 +46,7 @@ def columns(clients: Sequence[ClientSummary], kept: Sequence[ClientSummary]) -> 
         "scores": [line(one.scores) for one in kept],
         "judged": [len(one.scores) for one in kept],
         "flagged": [one.flagged for one in kept],
-        "flags": [_counts(one.flags) for one in kept],
+        "flags": [[one.flags.get(flag, 0) for flag in FLAGS] if one.flags else 0 for one in kept],
         "look": [int(one.to_look_at) for one in kept],
     }
     return {
@@ -78,10 +78,6 @@ def mask(flags: Sequence[str]) -> int:
     10
     """
     return sum(1 << FLAGS.index(flag) for flag in flags)
-
-
-def _counts(flags: Mapping[str, int]) -> list[int] | int:
-    return [flags.get(flag, 0) for flag in FLAGS] if flags else 0
 
 
 def _or_none(counts: list[int]) -> list[int] | None:

@@ -10,12 +10,12 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from statistics import StatisticsError, correlation, fmean, linear_regression
+from statistics import correlation, fmean, linear_regression
 from typing import Any
 
 import numpy as np
 
-from fedglad.analysis.per_client import clients
+from fedglad.analysis.per_client import clients, is_rejected, norm_of
 from fedglad.config.keys import flat
 from fedglad.config.presets import shortened
 from fedglad.records import FLAGS
@@ -94,7 +94,6 @@ def run(view: RunView, *, share: int = 1) -> RunFigures:
     summaries = clients(rounds)
     kept = listed(summaries, max(FEWEST, CLIENTS // share))
     everybody = [client for record in rounds for client in record["clients"]]
-    similarity = _column(rounds, "label_similarity")
     return {
         "name": view.name,
         "label": "",
@@ -108,17 +107,17 @@ def run(view: RunView, *, share: int = 1) -> RunFigures:
         "status": [record["status"] for record in rounds],
         "reason": [record["reason"] for record in rounds],
         "accuracy": _column(rounds, "test_accuracy", unit=100),
-        "averaged": _averaged(rounds, "averaged_accuracy", unit=100),
+        "averaged": _or_none(_column(rounds, "averaged_accuracy", unit=100)),
         "test_loss": _column(rounds, "test_loss"),
-        "averaged_loss": _averaged(rounds, "averaged_loss"),
+        "averaged_loss": _or_none(_column(rounds, "averaged_loss")),
         "train_loss": _column(rounds, "train_loss"),
         "gsi": _column(rounds, "gsi_all"),
         "gsi_unfiltered": _unfiltered(rounds),
         "usual": [short(value) for value in usual],
         "alarm": alarm,
-        "similarity": None if similarity.count(None) == len(rounds) else similarity,
+        "similarity": _or_none(_column(rounds, "label_similarity")),
         "sizes": [len(record["clients"]) for record in rounds],
-        "rejections": [sum(map(_rejected, record["clients"])) for record in rounds],
+        "rejections": [sum(map(is_rejected, record["clients"])) for record in rounds],
         "flagged": [sum("flags" in one for one in record["clients"]) for record in rounds],
         "cohorts": cohorts(rounds, notes, entries=ENTRIES // share),
         "factor": factor(rounds),
@@ -126,7 +125,7 @@ def run(view: RunView, *, share: int = 1) -> RunFigures:
         "fit": fit(rounds),
         "labels": labels(rounds, view.labels, notes, alarm, cells=SHARES // share),
         "updates": len(everybody),
-        "rejected": sum(map(_rejected, everybody)),
+        "rejected": sum(map(is_rejected, everybody)),
         "left_out": sum(by_design(client.get("rejected")) for client in everybody),
         "clients": rows(kept),
         "clients_left_out": len(summaries) - len(kept),
@@ -230,10 +229,7 @@ def fit(rounds: Sequence[Record]) -> dict[str, Any] | None:
     if len(pairs) < 3 or any(max(all_) - min(all_) < ALIKE for all_ in zip(*pairs, strict=True)):
         return None
     x, y = zip(*pairs, strict=True)
-    try:
-        line, r = linear_regression(x, y), correlation(x, y)
-    except StatisticsError:
-        return None
+    line, r = linear_regression(x, y), correlation(x, y)
     slope, intercept = short(line.slope), short(line.intercept)
     return {"n": len(pairs), "r": short(r), "slope": slope, "intercept": intercept}
 
@@ -283,15 +279,13 @@ def seconds(view: RunView) -> float:
 
 
 def _column(rounds: Sequence[Record], key: str, unit: float = 1) -> list[float | int | None]:
-    return [None if record[key] is None else short(unit * record[key]) for record in rounds]
+    values = (record.get(key) for record in rounds)
+    return [None if value is None else short(unit * value) for value in values]
 
 
-def _averaged(
-    rounds: Sequence[Record], key: str, unit: float = 1
-) -> list[float | int | None] | None:
-    """Of the average of the models so far; None where none was tested."""
-    known = [{key: record.get(key)} for record in rounds]
-    return _column(known, key, unit) if any(one[key] is not None for one in known) else None
+def _or_none(column: list[float | int | None]) -> list[float | int | None] | None:
+    """None where no round has the number."""
+    return column if any(value is not None for value in column) else None
 
 
 def _unfiltered(rounds: Sequence[Record]) -> list[float | int | None] | None:
@@ -303,18 +297,10 @@ def _unfiltered(rounds: Sequence[Record]) -> list[float | int | None] | None:
 
 def _member(place: int, client: Mapping[str, Any]) -> list[Any]:
     name = f"#{place + 1}" if client["id"] is None else client["id"]
-    numbers = (short(client["weight"]), short(client["loss"]), short(_norm(client)))
+    numbers = (short(client["weight"]), short(client["loss"]), short(norm_of(client)))
     judged = [short(client["trust"], 3)] if "trust" in client else []
     flags = [mask(client["flags"])] if judged and "flags" in client else []
     return [name, *numbers, client.get("rejected"), *judged, *flags]
-
-
-def _rejected(client: Mapping[str, Any]) -> bool:
-    return "rejected" in client and not by_design(client["rejected"])
-
-
-def _norm(client: Mapping[str, Any]) -> float | None:
-    return None if client["sq_norm"] is None else math.sqrt(client["sq_norm"])
 
 
 def _ratio(group: Mapping[str, float | None]) -> float | None:

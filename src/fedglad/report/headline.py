@@ -7,11 +7,12 @@ from statistics import fmean
 from typing import Any
 
 from fedglad.analysis.curves import series
-from fedglad.analysis.statistics import LAST, interval, last_mean, spread
+from fedglad.analysis.statistics import LAST, interval, known, last_mean, spread
 from fedglad.report import RunFigures
 from fedglad.report.groups import Grouped
 from fedglad.runs.line import number
 from fedglad.runs.reader import RunView
+from fedglad.runs.summary import figures
 
 COLLAPSED = 10.0  # percentage points that the last rounds are below the best ones
 RISEN = 1.0  # percentage points over the first test, by which accuracy has risen at least
@@ -32,7 +33,7 @@ class Accuracy:
 
     last10: float | None
     final: float | None
-    tests: int = 0
+    tests: int
 
 
 def result(view: RunView, *, averaged: bool = False) -> Accuracy:
@@ -40,15 +41,18 @@ def result(view: RunView, *, averaged: bool = False) -> Accuracy:
 
     `averaged`: of the average of its models.
     """
-    summed = _summed(view, averaged=averaged)
-    if summed.last10 is not None and not view.complete:
-        return summed
-    return _recorded(view, averaged=averaged)
+    which, key = ("averaged_", "averaged") if averaged else ("", "test")
+    numbers, tests = figures(view.rounds), len(series(view.rounds, f"{key}_accuracy"))
+    if not view.complete and _share(view.summary, f"last10_{which}accuracy") is not None:
+        every = int(number(view.config.get("eval_every"), 1.0) or 1)
+        numbers, tests = view.summary, math.ceil((view.planned or LAST) / every)
+    last10, final = (_share(numbers, f"{x}_{which}accuracy") for x in ("last10", "final"))
+    return Accuracy(last10, final, min(LAST, tests))
 
 
 def disagreement(view: RunView) -> str | None:
     """That the summary has another result than the rounds, of which none is missing."""
-    summed, rounds = _summed(view).last10, _recorded(view).last10
+    summed, rounds = (_share(x, "last10_accuracy") for x in (view.summary, figures(view.rounds)))
     if not view.complete or summed is None or rounds is None or abs(summed - rounds) < 1e-6:
         return None
     return (
@@ -130,7 +134,7 @@ def verdict(runs: Sequence[RunFigures]) -> str:
 def problems(run: RunFigures) -> list[str]:
     """What is wrong with a run, in words; nothing if it is healthy."""
     wrong: list[str] = []
-    rounds, tested = len(run["rounds"]), _known(run["accuracy"])
+    rounds, tested = len(run["rounds"]), known(run["accuracy"])
     if not rounds:
         return ["no round can be read"] if run["finished"] else []
     if tested:
@@ -143,9 +147,9 @@ def problems(run: RunFigures) -> list[str]:
             wrong.append(f"accuracy has not risen from its first {tested[0]:.1f} %")
         both = zip(run["accuracy"], run["test_loss"], strict=True)
         losses = [loss for accuracy, loss in both if accuracy is not None]
-        if losses[-1] is None and _known(run["test_loss"]):
+        if losses[-1] is None and known(run["test_loss"]):
             wrong.append("the test loss is no longer a finite number")
-    elif losses := _known(run["train_loss"]):
+    elif losses := known(run["train_loss"]):
         last, best = last_mean(losses), min(_means(losses))
         if best > 0 and last > GROWN * best:
             wrong.append(
@@ -184,39 +188,22 @@ def span(seconds: float) -> str:
     return f"{whole:,} d {rest} h"
 
 
-def _summed(view: RunView, *, averaged: bool = False) -> Accuracy:
-    summary, which = view.summary or {}, "averaged_" if averaged else ""
-    last10, final = (
-        number(summary.get(f"{x}_{which}accuracy"), 0.0, 1.0) for x in ("last10", "final")
-    )
-    every = int(number(view.config.get("eval_every"), 1.0) or 1)
-    return Accuracy(last10, final, min(LAST, math.ceil((view.planned or LAST) / every)))
-
-
-def _recorded(view: RunView, *, averaged: bool = False) -> Accuracy:
-    key = "averaged_accuracy" if averaged else "test_accuracy"
-    tested = list(series(view.rounds, key).values())
-    if not tested:
-        return Accuracy(None, None)
-    return Accuracy(last_mean(tested), tested[-1], min(LAST, len(tested)))
+def _share(numbers: Mapping[str, Any] | None, name: str) -> float | None:
+    return number((numbers or {}).get(name), 0.0, 1.0)
 
 
 def _accuracy(grouped: Grouped, k: int, runs: Sequence[RunFigures]) -> dict[str, str]:
     """A group's result; of runs that were never tested, the training loss."""
-    groups = grouped.groups
-    of = "" if len(groups.parts) == 1 else f": {groups.labels[k]}"
-    members = groups.parts[k].values()
+    of, members = _of(grouped, k), grouped.groups.parts[k].values()
     views = [grouped.views[member] for member in members]
     results = [result(view) for view in views]
     details = [f"{len(views)} seeds"] if len(views) > 1 else []
     details += _progress(views)
     if value := _mean(results):
-        final = [100 * one.final for one in results if one.final is not None]
-        details = [f"final {fmean(final):.1f} %", *details] if final else details
         tests = max(one.tests for one in results)
         unit = "round" if tests == LAST and all(map(_every_round, views)) else "test"
-        return _tile(f"Accuracy, {_last_few(tests, unit)}{of}", value, details)
-    all_losses = [losses for m in members if (losses := _known(runs[m]["train_loss"]))]
+        return _tile(f"Accuracy, {_last_few(tests, unit)}{of}", value, [*_final(results), *details])
+    all_losses = [losses for m in members if (losses := known(runs[m]["train_loss"]))]
     if all_losses:
         details = ["no accuracy was measured", *details]
         few = _last_few(max(map(len, all_losses)), "round")
@@ -227,24 +214,35 @@ def _accuracy(grouped: Grouped, k: int, runs: Sequence[RunFigures]) -> dict[str,
 
 def _averaged(grouped: Grouped, k: int) -> list[dict[str, str]]:
     """The average of a group's models, and how much better it is; no tile without one."""
-    groups = grouped.groups
-    views = [grouped.views[member] for member in groups.parts[k].values()]
+    views = [grouped.views[member] for member in grouped.groups.parts[k].values()]
     results = [result(view, averaged=True) for view in views]
     if not (value := _mean(results)):
         return []
     pairs = [(one.last10, result(view).last10) for one, view in zip(results, views, strict=True)]
     gains = [mine - newest for mine, newest in pairs if mine is not None and newest is not None]
-    final = [100 * one.final for one in results if one.final is not None]
-    details = [f"final {fmean(final):.1f} %"] if final else []
-    tone = "plain"
-    if gains:
-        details.append(f"{_points(fmean(gains))} points over the newest model")
-    if bounds := interval(gains):
-        low, high = bounds
-        tone = "good" if low > 0 else "bad" if high < 0 else "plain"
-        details.append(f"95 % interval {_points(low)} to {_points(high)}")
-    of = "" if len(groups.parts) == 1 else f": {groups.labels[k]}"
-    return [_tile(f"Averaged model{of}", value, details, tone)]
+    better = [f"{_points(fmean(gains))} points over the newest model"] if gains else []
+    tone, bounds = _interval(gains)
+    details = [*_final(results), *better, *bounds]
+    return [_tile(f"Averaged model{_of(grouped, k)}", value, details, tone)]
+
+
+def _of(grouped: Grouped, k: int) -> str:
+    """Whose a tile is, if there are several groups."""
+    return "" if len(grouped.groups.parts) == 1 else f": {grouped.groups.labels[k]}"
+
+
+def _final(results: Sequence[Accuracy]) -> list[str]:
+    final = known(one.final for one in results)
+    return [f"final {fmean(100 * share for share in final):.1f} %"] if final else []
+
+
+def _interval(differences: Sequence[float]) -> tuple[str, list[str]]:
+    """The tone of a tile of differences, and their interval in words, from three on."""
+    if not (bounds := interval(differences)):
+        return "plain", []
+    low, high = bounds
+    tone = "good" if low > 0 else "bad" if high < 0 else "plain"
+    return tone, [f"95 % interval {_points(low)} to {_points(high)}"]
 
 
 def _mean(results: Sequence[Accuracy]) -> str:
@@ -302,11 +300,10 @@ def _gain(grouped: Grouped, k: int) -> list[dict[str, str]]:
             values.append(mine - theirs)
     if not values:
         return []
-    seeds, tone = f"{len(values)} seeds", "plain"
-    if bounds := interval(values):
-        low, high = bounds
-        tone = "good" if low > 0 else "bad" if high < 0 else "plain"
-        details = [f"95 % interval {_points(low)} to {_points(high)}", seeds]
+    seeds = f"{len(values)} seeds"
+    tone, details = _interval(values)
+    if details:
+        details.append(seeds)
     elif len(values) == 1:
         details = ["one seed: no interval"]
     else:
@@ -363,10 +360,10 @@ def _verdict(run: RunFigures) -> str:
         return "Waiting for the first round."
     if wrong := problems(run):
         return f"Training needs a look: {'; '.join(wrong)}."
-    if tested := _known(run["accuracy"]):
+    if tested := known(run["accuracy"]):
         few = _last_few(len(tested), "test")
         fact = f"accuracy {last_mean(tested):.1f} % over the {few}"
-    elif losses := _known(run["train_loss"]):
+    elif losses := known(run["train_loss"]):
         few = _last_few(len(losses), "round")
         fact = f"training loss {last_mean(losses):.3g} over the {few}"
     else:
@@ -381,17 +378,13 @@ def _verdict(run: RunFigures) -> str:
 
 def _early(run: RunFigures) -> bool:
     """Whether two windows do not yet lie side by side."""
-    return len(_known(run["accuracy"]) or _known(run["train_loss"])) < ENOUGH
+    return len(known(run["accuracy"]) or known(run["train_loss"])) < ENOUGH
 
 
 def _means(values: Sequence[float]) -> list[float]:
     """The mean of every window."""
     size = min(LAST, len(values))
     return [fmean(values[k : k + size]) for k in range(len(values) - size + 1)]
-
-
-def _known(values: Sequence[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
 
 
 def _points(share: float) -> str:

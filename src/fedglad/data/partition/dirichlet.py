@@ -27,7 +27,7 @@ class Dirichlet(Partition):
 
     def __post_init__(self) -> None:
         check_alpha(self, self.alpha)
-        checks.check(self, least=(self.least >= 1, "1 or more"))
+        checks.check(self, least=1)
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         n = check(labels, clients)

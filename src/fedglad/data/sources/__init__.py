@@ -9,7 +9,6 @@ be computed is in a file a set. `fedglad.data.fetch` has the means to get the fi
 
 import difflib
 import hashlib
-import importlib
 import itertools
 import logging
 import tomllib
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from fedglad.core import user_code
 
 LARGEST = 2 << 30  # bytes of a file whose size nobody has published: more are not downloaded
 
@@ -207,8 +208,7 @@ def _file(table: Mapping[str, Any]) -> File:
 
 def _function(name: str) -> Callable[[Path], Any]:
     """The function "module:name", whose module is loaded when it is called."""
-    module, _, attribute = name.partition(":")
-    return lambda folder: getattr(importlib.import_module(module), attribute)(folder)
+    return lambda folder: user_code.load(name)(folder)
 
 
 _TABLES = tomllib.loads(files(__name__).joinpath("recipes.toml").read_text("utf-8"))

@@ -11,10 +11,10 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+from fedglad.core import user_code
 from fedglad.report.figures import alarms
 from fedglad.report.groups import in_words
 from fedglad.report.trackers.names import (
@@ -217,8 +217,7 @@ def _find(to: str) -> Any:
     """The writer's class; that its package is there is seen at once."""
     if to not in REGISTRY:
         raise TrackError(f"unknown tracker {to!r}: choose from {', '.join(REGISTRY)}")
-    module, _, name = REGISTRY[to].partition(":")
-    writer = getattr(import_module(module), name)
+    writer = user_code.load(REGISTRY[to])
     try:
         writer.load()
     except ModuleNotFoundError as error:
