@@ -35,6 +35,7 @@ State = dict[str, "Tensor"]
 """What an estimator keeps in memory, by name; {} at first. It is saved with the server."""
 
 DISK = "GB that updates kept on disk may take; what may need more is refused"
+BIASED = "go on where who takes part is no fresh chance: the estimate may then be biased"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +112,7 @@ class Estimator(ABC):
     """
 
     disk: Annotated[float, DISK] = 10.0
+    biased: Annotated[bool, BIASED] = False
 
     # Whether `population` must be known.
     needs_population: ClassVar[bool] = False

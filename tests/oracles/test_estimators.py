@@ -532,11 +532,14 @@ def test_more_disk_than_allowed_is_refused_with_the_arithmetic():
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"filter": Median()}, "VARP estimates the mean of all .* Median takes those that are like"),
     ({"filter": MultiKrum()}, "MultiKrum takes those that are like each other: use filter.name"),
-    ({"weighting": FedAdp()}, "FedAdp weighs them by what they are: use weighting.name = samples"),
+    (
+        {"weighting": FedAdp()},
+        "FedAdp weighs them by what they are, or how often they come: use weigh",
+    ),
     ({"client": FedNova()}, "FedNova is right for a step by the mean of the cohort's updates"),
     ({"client": FedDyn()}, "FedDyn is right for a step by the mean of the cohort's updates"),
     ({"sampler": PowerOfChoice()}, "sampler PowerOfChoice prefers some: use sampler.name = unif"),
-    ({"sampler": AdaFL()}, "sampler AdaFL prefers some: .* or estimator.name = mifa"),
+    ({"sampler": AdaFL()}, "sampler AdaFL prefers some: .* estimator.name = mifa"),
     ({"sampler": Uniform(availability="markov")}, "availability = 'markov' who can be reached"),
     ({"sampler": Uniform(availability="cyclic")}, "availability = 'cyclic' who can be reached"),
 ]
@@ -548,8 +551,9 @@ def test_what_would_be_biased_is_refused(parts: dict[str, Any], reason: str):
     others = {k: v for k, v in parts.items() if k in ("client", "sampler")}
     with pytest.raises(ValueError, match=reason):
         refuse(*rules, estimator=VARP(), **others)
-    if "sampler" in parts:  # who takes part may be anybody
+    if "sampler" in parts:  # who takes part may be anybody, or the bias is accepted
         refuse(*rules, estimator=MIFA(), **others)
+        refuse(*rules, estimator=VARP(biased=True), **others)
     refuse(*rules, estimator=NoEstimator(), **others)
 
 

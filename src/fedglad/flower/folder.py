@@ -129,7 +129,6 @@ def _difference(theirs: Config, ours: Config) -> str:
 def describe(session: Session, rounds: int) -> Config:
     """The configuration of a run, as far as the server's side knows it."""
     server = session.server
-    estimator = getattr(server, "estimator", None)
     return Config(
         rounds=rounds,
         seed=session.seed,
@@ -141,12 +140,12 @@ def describe(session: Session, rounds: int) -> Config:
             "sampler": session.sampler,
             "filter": server.filter,
             "weighting": session.weighting,
+            "estimator": server.estimator,
             "guard": server.guard or NoGuard(),
             "trust": server.trust or NoTrust(),
             "server": session.optimizer,
             "adapter": server.adapter,
             "average": server.average,
-            **({"estimator": estimator} if estimator is not None else {}),
             "engine": Engine(
                 report=session.report,
                 weighted_by=session.weight_key,

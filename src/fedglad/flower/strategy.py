@@ -16,6 +16,7 @@ from fedglad.adapters import Adapter, Glad
 from fedglad.averages import Average, NoAverage
 from fedglad.core import malloc
 from fedglad.core.guard import Guard
+from fedglad.estimators import Estimator
 from fedglad.filters import Filter
 from fedglad.flower import log
 from fedglad.flower.folder import opened
@@ -92,7 +93,7 @@ class FedGLAD(Strategy):
         adapter: Adapter | None = Glad(),  # noqa: B008 - frozen
         filter: Filter | None = None,
         weighting: Samples | None = None,
-        estimator: Any = None,
+        estimator: Estimator | None = None,
         average: Average | None = None,
         evaluate: Evaluated = "model",
         buffers: Iterable[str] | None = None,
@@ -118,10 +119,15 @@ class FedGLAD(Strategy):
             raise ValueError(f"round_timeout={round_timeout!r}: must be positive, in seconds")
         if min_clients < 1:
             raise ValueError(f"min_clients={min_clients!r}: a round needs at least one client")
-        parts: dict[str, Any] = {"sampler": sampler}
-        if estimator is not None:
-            parts["estimator"] = estimator
-        refuse(adapter or Adapter(), filter or Filter(), weighting or Samples(), **parts)
+        refuse(
+            adapter or Adapter(),
+            filter or Filter(),
+            weighting or Samples(),
+            sampler=sampler,
+            server=optimizer,
+            estimator=estimator,
+            average=average,
+        )
         if sampler is not None and min_clients > sampler.clients_per_round:
             raise ValueError(
                 f"min_clients={min_clients} is more than the sampler's clients_per_round="
@@ -323,7 +329,6 @@ class FedGLAD(Strategy):
     def _begin(self, arrays: ArrayRecord, rounds: int | None = None) -> Session:
         """A new session; only where the number of rounds is known does it use a folder."""
         folder = None if rounds is None else self.checkpoint_dir
-        estimator = {} if self.estimator is None else {"estimator": self.estimator}
         return Session(
             arrays,
             sampler=self.sampler,
@@ -344,7 +349,7 @@ class FedGLAD(Strategy):
             buffers=self.buffers,
             guard=self.guard,
             min_clients=self.min_clients,
-            **estimator,
+            estimator=self.estimator,
         )
 
     def _session(

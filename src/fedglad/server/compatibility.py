@@ -126,19 +126,20 @@ def refuse_estimator(
             f"{_name(client)} is right for a step by the mean of the cohort's updates, and {name} "
             "takes another value: use estimator.name = none"
         )
-    if sampler is None or not estimator.needs_unbiased:
+    if sampler is None or not estimator.needs_unbiased or estimator.biased:
         return
     if not sampler.unbiased:
         raise ValueError(
             f"{name} is right for cohorts whose mean is that of all clients in expectation, and "
-            f"sampler {_name(sampler)} prefers some: use sampler.name = uniform, or estimator.name "
-            "= mifa, which asks for no chance"
+            f"sampler {_name(sampler)} prefers some: use sampler.name = uniform, estimator.name = "
+            "mifa, which asks for no chance, or accept it with estimator.biased = true"
         )
     if sampler.availability in ("markov", "cyclic"):
         raise ValueError(
             f"{name} is right for cohorts drawn anew in every round, and with availability = "
             f"{sampler.availability!r} who can be reached depends on the round before: use "
-            "sampler.availability = bernoulli, or estimator.name = mifa, which asks for no chance"
+            "sampler.availability = bernoulli, estimator.name = mifa, which asks for no chance, or "
+            "accept it with estimator.biased = true"
         )
 
 
