@@ -21,6 +21,8 @@ SECTIONS = {
     "adapters": "adapter",
     "filters": "filter",
     "weights": "weighting",
+    "estimators": "estimator",
+    "averages": "average",
     "engines": "engine",
     "experiments": "",
 }
