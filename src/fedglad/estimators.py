@@ -4,6 +4,9 @@ With few clients a round the cohort's mean ḡ says much about who was drawn. An
 what clients, or kinds of clients, sent before, and gives the server ĝ to step by in the place of ḡ.
 GSI and the factors are those of the cohort's updates as before; the factors then scale ĝ.
 
+What is remembered lies on disk, in a run's folder or a temporary one: single clients' updates, and
+as confidential as these.
+
 >>> import torch
 >>> from fedglad import Server, Update
 >>> server = Server({"w": torch.zeros(1)}, estimator=VARP())
@@ -134,7 +137,10 @@ class Estimator(ABC):
         """ĝ and the new state; changes neither `mean`, ḡ as one packed vector, nor `state`."""
 
     def keeps(self, clients: int) -> int:
-        """How many updates lie on disk at most, if so many clients have taken part."""
+        """How many updates it remembers at most, if so many clients have taken part.
+
+        A run's last two checkpoints may hold on to those before them, too.
+        """
         return clients
 
     def fit(self, layout: Layout) -> Self:
@@ -439,7 +445,7 @@ def _checked(state: State, layout: Layout) -> State:
     if total.shape != (layout.size,):
         raise ValueError(f"a sum of shape {tuple(total.shape)} is not that of the model's updates")
     _require_finite(total)
-    return state
+    return {"total": total.to(layout.device)}
 
 
 def _require_finite(*values: Tensor) -> None:

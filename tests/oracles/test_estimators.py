@@ -1,5 +1,6 @@
 """Estimators of the mean of all clients' updates, by hand and against float64."""
 
+import copy
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -621,6 +622,16 @@ def test_an_own_estimator_cannot_poison_the_model():
     server = at_zero(Wild(value=2.0))
     assert stepped_by(server, update(0, 1.0)) == 2
     assert server.state_dict()["tensors"]["estimator/state/rounds"] == 1
+
+
+def test_a_copy_of_a_server_has_a_memory_of_its_own():
+    server = at_zero(VARP())
+    server.step([update(0, 8.0), update(1, 4.0)], population=4)
+    twin = copy.deepcopy(server)
+    assert saved_bits(twin) == saved_bits(server)
+    assert stepped_by(twin, update(0, 2.0), update(2, 6.0)) == 3
+    del twin
+    assert stepped_by(server, update(0, 2.0), update(2, 6.0)) == 3
 
 
 def test_nothing_is_left_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

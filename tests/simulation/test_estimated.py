@@ -14,10 +14,12 @@ from runs.test_runs import Trap, cut, stopped
 
 from fedglad.config.schema import Config, ConfigError, load, simulate
 from fedglad.core import checkpoint
-from fedglad.estimators import REGISTRY, VARP, Estimator
-from fedglad.records import Bundle, Failure, Several
+from fedglad.estimators import MIFA, REGISTRY, VARP, Estimator
+from fedglad.models.softmax import SoftmaxRegression
+from fedglad.records import Bundle, Failure, Several, Update
 from fedglad.runs import execute
 from fedglad.runs.checking import check
+from fedglad.server.server import Server
 from fedglad.simulation.simulation import Simulation
 
 NAMES = [name for name in REGISTRY if name != "none"]
@@ -119,6 +121,17 @@ def test_a_damaged_memory_is_seen_and_the_checkpoint_before_it_used(tmp_path: Pa
     execute("digits", config, out=folder, resume=True)
     assert "checkpoint 000004.json is not usable" in (folder / "log.txt").read_text()
     assert outcome(folder) == outcome(tmp_path / "whole")
+
+
+def test_a_checkpoint_alone_has_the_model_and_cannot_go_on(tmp_path: Path):
+    run = execute("digits", configured("mifa"), out=tmp_path / "run")
+    path = max((run.folder / "checkpoints").glob("*.safetensors"))
+    server = Server.load(path, SoftmaxRegression(features=64).build())
+    assert isinstance(server.estimator, MIFA)
+    seen = run.rounds()[0]["clients"][0]["id"]
+    still = {name: torch.zeros_like(value) for name, value in server.params.items()}
+    with pytest.raises(OSError, match=f"kept for client {seen} is not here: a run keeps them in"):
+        server.step([Update(still, client=seen)])
 
 
 def test_a_run_without_one_is_as_before_and_has_no_folder(tmp_path: Path):

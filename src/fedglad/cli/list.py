@@ -22,6 +22,8 @@ SECTIONS = {
     "adapters": "adapter",
     "filters": "filter",
     "weights": "weighting",
+    "estimators": "estimator",
+    "averages": "average",
     "engines": "engine",
     "experiments": "fedglad.studies.paper.experiments:EXPERIMENTS",
 }

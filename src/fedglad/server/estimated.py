@@ -67,6 +67,9 @@ class Estimated:
         """Keeps updates there from now on; whoever gives it saves it."""
         self._store, self.apart = store, True
 
+    def __deepcopy__(self, memo: Any) -> "Estimated":
+        return self.restored(self.tensors(), self.described())  # two cannot share a folder
+
     def last(self, place: int, whose: str) -> Tensor:
         """What was kept at a place of the store."""
         kept = self.store.read(place, self.store.version(place))

@@ -65,20 +65,17 @@ class Driver:
         """`memories` is the folder for what is kept of clients, by default a temporary one."""
         self.server, self.sampler, self.seed = server, sampler, seed
         self.client = client or Plain()
+        if isinstance(server.estimator, Estimator):
+            rules = server.estimator, server.filter, server.weighting
+            refuse_estimator(*rules, client=self.client, sampler=sampler)
         self.memories = Memories(memories) if self.client.remembers else None
         self.updates = None
         if sampler.keeps_updates:
             self.updates = Memories(memories and memories / "updates")
         self.estimates = None
         if isinstance(server.estimator, Estimator):
-            refuse_estimator(
-                server.estimator,
-                server.filter,
-                server.weighting,
-                client=self.client,
-                sampler=sampler,
-            )
             self.estimates = Memories(memories and memories / "estimator")
+            server.keep_updates_in(self.estimates, 0)
         stores = (self.memories, self.updates, self.estimates)
         self.stores = [store for store in stores if store]
         self.t = 0
