@@ -385,7 +385,8 @@ def test_ctrl_c_saves_controls_too_and_the_same_command_goes_on(tmp_path: Path):
     args = ["sweep", "digits", *given(overrides), "--grid", "seed=1,2", "--jobs", "2"]
     args += ["--control", "--factors", "0.5,2", "--out"]
     process = start(*args, tmp_path / "cut")
-    until(lambda: len([*(tmp_path / "cut").glob("*/summary.json")]) >= 3)  # among them a control
+    there = (tmp_path / "cut").glob
+    until(lambda: len([*there("*/summary.json")]) >= 3, seconds=120)  # among them a control
     os.killpg(process.pid, signal.SIGINT)
     _, told = process.communicate(timeout=60)
     assert process.returncode == 130

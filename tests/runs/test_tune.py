@@ -284,7 +284,8 @@ def test_a_score_that_trials_will_not_have_runs_nothing(tmp_path: Path):
     args = ["digits", *given(QUICK), "--grid", "client.lr=0.1,0.2", "--out", str(tmp_path / "out")]
     unknown = call(*args, "--metric", "acuracy")
     assert "'acuracy' is no score: choose from train_loss, last10_accuracy," in said(unknown)
-    without = call(*args, "--metric", "final_averaged_accuracy")
+    none = ("--set", "average.name=none")
+    without = call(*args, *none, "--metric", "final_averaged_accuracy")
     assert "needs an average that is tested: --set average.name=ema" in said(without)
     assert unknown.exit_code == without.exit_code == 2
     assert not (tmp_path / "out").exists()
