@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
@@ -98,8 +98,15 @@ def clients(
     rome 0.95 like the others
     """
     seen: dict[int | str, list[tuple[Mapping[str, Any], float | None]]] = {}
-    for entries in _cohorts(run):
-        usual = _usual_norm(entries)
+    if isinstance(run, str | Path):
+        run = Run(Path(run))
+    if isinstance(run, Run):
+        run = run.read()
+    for one in run.rounds if isinstance(run, RunView) else run:
+        record = one.record if isinstance(one, Round) else one
+        entries = record.clients if isinstance(record, Record) else record.get("clients") or ()
+        norms = known(norm_of(entry) for entry in entries if not is_rejected(entry))
+        usual = median(norms) if norms else None
         for entry in entries:
             if (name := entry.get("id")) is not None:
                 norm = norm_of(entry)
@@ -118,18 +125,6 @@ def worst(clients: Iterable[ClientSummary], most: int) -> str:
     found = [client for client in clients if client.to_look_at]
     named = ", ".join(f"{client.id} ({client.doubt})" for client in found[:most])
     return f"{named} and {len(found) - most} more" if len(found) > most else named
-
-
-def _cohorts(
-    run: str | Path | Run | RunView | Iterable[Mapping[str, Any] | Record | Round],
-) -> Iterator[Sequence[Mapping[str, Any]]]:
-    if isinstance(run, str | Path):
-        run = Run(Path(run))
-    if isinstance(run, Run):
-        run = run.read()
-    for one in run.rounds if isinstance(run, RunView) else run:
-        record = one.record if isinstance(one, Round) else one
-        yield record.clients if isinstance(record, Record) else record.get("clients") or ()
 
 
 def _summary(
@@ -160,11 +155,6 @@ def _worst_first(client: ClientSummary) -> tuple[Any, ...]:
     bad = (client.flagged + client.rejected) / client.rounds  # what is rejected is not judged
     trust = 1.0 if mean is None else mean
     return not client.to_look_at, -bad, trust, -client.rounds, isinstance(client.id, str), client.id
-
-
-def _usual_norm(entries: Iterable[Mapping[str, Any]]) -> float | None:
-    norms = known(norm_of(entry) for entry in entries if not is_rejected(entry))
-    return median(norms) if norms else None
 
 
 def is_rejected(entry: Mapping[str, Any]) -> bool:

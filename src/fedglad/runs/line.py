@@ -99,14 +99,9 @@ def clean(raw: Any) -> tuple[dict[str, Any], list[str]] | None:
     if not isinstance(t, int) or isinstance(t, bool) or not 0 <= t < ROUNDS:
         return None
     bad: list[str] = []
-    status = given.get("status")
-    if status not in ("stepped", "skipped"):
-        bad.append("status")
-        status = "unknown"
-    reason = given.get("reason")
-    if not isinstance(reason, str | None):
-        bad.append("reason")
-        reason = None
+    status, reason = given.get("status"), given.get("reason")
+    status = _good(status, status in ("stepped", "skipped"), bad, "status") or "unknown"
+    reason = _good(reason, isinstance(reason, str | None), bad, "reason")
     record: dict[str, Any] = {"round": t, "status": status, "reason": reason and text(reason)}
     for name, (low, high) in NUMBERS.items():
         # Those of the average and of validation are younger than the others.
@@ -144,6 +139,13 @@ def text(value: str, limit: int = 200) -> str:
     return whole if len(whole) <= limit else f"{whole[: limit - 1]}…"
 
 
+def _good(value: Any, good: bool, bad: list[str], field: str) -> Any:
+    """The value, if it is good; else None, and the field is a bad one."""
+    if not good:
+        bad.append(field)
+    return value if good else None
+
+
 def _checked(value: Any, low: float, high: float, bad: list[str], field: str) -> float | None:
     """The number; what is there and is none makes the field a bad one."""
     checked = number(value, low, high)
@@ -153,15 +155,10 @@ def _checked(value: Any, low: float, high: float, bad: list[str], field: str) ->
 
 
 def _clients(raw: Any, bad: list[str]) -> list[dict[str, Any]]:
-    if not isinstance(raw, list):
-        bad.append("clients")
-        return []
     clients: list[dict[str, Any]] = []
-    for item in cast(list[Any], raw):
-        if not isinstance(item, dict):
-            bad.append("clients")
+    for item in _good(raw, isinstance(raw, list), bad, "clients") or []:
+        if (one := _good(item, isinstance(item, dict), bad, "clients")) is None:
             continue
-        one = cast(dict[str, Any], item)
         client: dict[str, Any] = {"id": _id(one.get("id"))}
         for name, low in (("weight", 0.0), ("loss", -LARGEST), ("sq_norm", 0.0)):
             client[name] = _checked(one.get(name), low, LARGEST, bad, "clients")
@@ -197,11 +194,8 @@ def _id(raw: Any) -> int | str | None:
 
 
 def _groups(raw: Any, bad: list[str]) -> dict[str, dict[str, float | None]]:
-    if not isinstance(raw, dict):
-        bad.append("groups")
-        return {}
     groups: dict[str, dict[str, float | None]] = {}
-    for name, item in cast(dict[str, Any], raw).items():
+    for name, item in (_good(raw, isinstance(raw, dict), bad, "groups") or {}).items():
         group = cast(dict[str, Any], item) if isinstance(item, dict) else {}
         scale = number(group.get("scale"))
         if scale is None:
@@ -215,9 +209,6 @@ def _groups(raw: Any, bad: list[str]) -> dict[str, dict[str, float | None]]:
 
 
 def _seconds(raw: Any, bad: list[str]) -> dict[str, float]:
-    if not isinstance(raw, dict):
-        bad.append("seconds")
-        return {}
-    parts = cast(dict[str, Any], raw).items()
+    parts = (_good(raw, isinstance(raw, dict), bad, "seconds") or {}).items()
     known = {text(name): _checked(value, 0.0, LARGEST, bad, "seconds") for name, value in parts}
     return {name: value for name, value in known.items() if value is not None}

@@ -29,11 +29,10 @@ def draw(run: RunFigures) -> Any:
             axes.scatter(
                 x, y, s=9, marker=marker, color=colour, linewidth=0, alpha=0.8, label=label
             )
-    if fit and fit.get("slope") is not None and fit.get("intercept") is not None:
+    if fit:
         ends = np.array([min(x for x, _, _ in pairs), max(x for x, _, _ in pairs)])
         line = fit["intercept"] + fit["slope"] * ends
         axes.plot(ends, line, color="0.2", linewidth=0.9, label="least squares")
-    if fit and fit.get("r") is not None:
         axes.set_title(f"r = {fit['r']:.3f}, n = {fit['n']}", loc="right")
     axes.set_title(short(str(run["name"]), 36), loc="left")
     axes.set(xlabel="label similarity of the cohort", ylabel="GSI")

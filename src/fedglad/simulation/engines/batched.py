@@ -45,7 +45,9 @@ class BatchedEngine(SerialEngine):
         self.job = worker.job
         self.bench = worker.bench
         self.threads = count
-        inputs = self._samples() * worker.test[0][:1].numel()
+        client, data = self.job.client, self.job.data
+        most = max(map(data.size, range(data.clients))) if client.whole else client.batch_size
+        inputs = most * worker.test[0][:1].numel()
         self.limit = max(1, GROUP_ELEMENTS // max(self.bench.layout.size, inputs))
         model = self.bench.model
         self.own_buffers = dict(model.named_buffers())
@@ -94,11 +96,6 @@ class BatchedEngine(SerialEngine):
         inputs = self.worker.prepare(x, True)
         self._gradient(values, buffers, torch.stack([inputs] * k), torch.stack([y] * k), None)
 
-    def _samples(self) -> int:
-        """The most that a batch may have."""
-        client, data = self.job.client, self.job.data
-        return max(map(data.size, range(data.clients))) if client.whole else client.batch_size
-
     def _group(self, call: Call, clients: Sequence[int]) -> Several | Bundle:
         self.bench.load(call.theta, call.buffers)
         self.bench.model.train()
@@ -132,8 +129,9 @@ class BatchedEngine(SerialEngine):
             groups[None] = members
         else:
             for member in members:
-                n = len(member.rows) if self.mixes else 0
-                groups.setdefault((member.kind(), n), []).append(member)
+                n, x, y = len(member.rows) if self.mixes else 0, member.x, member.y
+                kind = (n, *x.shape[1:], x.dtype, *y.shape[1:], y.dtype)
+                groups.setdefault(kind, []).append(member)
         return [sorted(g, key=lambda m: -len(m.batches)) for g in groups.values() if g]
 
     def _try(

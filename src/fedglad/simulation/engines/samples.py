@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,13 +12,6 @@ from torch import Tensor
 from fedglad.simulation.engines.base import Federation
 
 Samples = tuple[Tensor, Tensor, np.ndarray]  # inputs, targets, and which rows of them
-
-
-@runtime_checkable
-class Located(Protocol):
-    """A data set in memory, of which clients own rows."""
-
-    def locate(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, list[np.ndarray]]: ...
 
 
 @dataclass(slots=True)
@@ -32,14 +25,10 @@ class Member:
     rows: np.ndarray  # its rows of x and y
     batches: list[np.ndarray | slice]
 
-    def kind(self) -> tuple[Any, ...]:
-        """What clients that are trained together have in common."""
-        return (*self.x.shape[1:], self.x.dtype, *self.y.shape[1:], self.y.dtype)
 
-
-def fetch(data: Federation, clients: Sequence[int]) -> list[Samples | Exception]:
+def fetch(data: Any, clients: Sequence[int]) -> list[Samples | Exception]:
     """The clients' samples; where they lie if the data set knows, else what each gives."""
-    if isinstance(data, Located) and _locates(type(data)):
+    if _locates(type(data)):
         x, y, located = data.locate(clients)
         return [(x, y, rows) for rows in located]
     return [_attempt(data, client) for client in clients]
@@ -95,6 +84,6 @@ def _attempt(data: Federation, client: int) -> Samples | Exception:
 
 
 def _locates(data: type) -> bool:
-    """Whether `locate` gives what `client` does: not if a subclass has only a new `client`."""
+    """Whether there is a `locate`, and as new as `client`: a subclass may have only a new one."""
     order = [name for cls in data.__mro__ for name in ("locate", "client") if name in vars(cls)]
-    return order[0] == "locate"
+    return order[:1] == ["locate"]
