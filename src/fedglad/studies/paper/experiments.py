@@ -183,6 +183,19 @@ def _controls() -> Iterator[Cell]:
     yield replace(plain, label=f"{plain.label}, server rate 0.8", overrides=smaller, **ours)
 
 
+def _averages() -> Iterator[Cell]:
+    """The cells of `draws` with and without FedGLAD, and two controls; all keep an average."""
+    extra = {**settings.THEIR_DRAWS, "average.name": "ema"}
+    plain, glad, *_ = _main(0.1, ["mnist"], extra)
+    yield plain
+    yield glad
+    ours = {"baseline": plain.label, "published": None, "ours": "not in the paper"}
+    larger = {**plain.overrides, "adapter.name": "fixed", "adapter.value": 1.5}
+    yield replace(plain, label=f"{plain.label}, factor 1.5", overrides=larger, **ours)
+    repaired = {**plain.overrides, "estimator.name": "varp"}
+    yield replace(plain, label=f"{plain.label} + FedVARP", overrides=repaired, **ours)
+
+
 _CELLS: dict[str, Iterable[Cell]] = {
     "main": _main(0.1),
     "main-alpha1": _main(1.0),
@@ -202,6 +215,7 @@ _CELLS: dict[str, Iterable[Cell]] = {
     "norm-ratio": _norm_ratio(),
     "similarity": _similarity(),
     "draws": _main(0.1, ["mnist"], settings.THEIR_DRAWS),
+    "averages": _averages(),
     "controls": _controls(),
 }
 _TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
