@@ -21,6 +21,7 @@ from fedglad import (
     weights,
 )
 from fedglad.adapters import Adapter, FedExP, Fixed, Glad
+from fedglad.estimators import MIFA, VARP, Stale, Strat
 from fedglad.filters import Krum, MultiKrum, NormClip, TrimmedMean
 from fedglad.optimizers import SGD, Adagrad, Adam, DoG, FedEve, Momentum, ScheduleFree, Yogi
 from fedglad.server.server import REGISTRIES
@@ -122,6 +123,12 @@ BAD: list[tuple[type, dict[str, Any], str]] = [
         for groups in ("tensors", None, 3)
     ),
     *((cls, {"min_group": 0}, "must be 1 or more") for cls in adapters.REGISTRY.values()),
+    *((Stale, {"beta": beta}, "must be from 0 to 1") for beta in (-0.1, 1.1, math.nan)),
+    *((cls, {"disk": 0.0}, "must be more than 0 GB") for cls in (VARP, Stale, MIFA, Strat)),
+    (VARP, {"disk": math.nan}, "must be more than 0 GB"),
+    (Strat, {"cosine": 1.5}, "must be from -1 to 1"),
+    (Strat, {"most": 0}, "must be from 1 to 1000"),
+    (Strat, {"strata": "own"}, "must be 'similar' or 'random'"),
     (Glad, {"gamma": -0.1}, "must be 0 or more, inf for no bounds"),
     (Glad, {"gamma": math.nan}, "must be 0 or more, inf for no bounds"),
     (Glad, {"beta": 1.0}, r"must be in \[0, 1\)"),
