@@ -24,6 +24,7 @@ SHARE = 0.2
 METRIC = "train_loss"
 """What the paper chooses by."""
 AVERAGED = ("last10_averaged_accuracy", "final_averaged_accuracy")
+"""What summary.json has beside the others if a run kept an average of its models."""
 METRICS = (METRIC, "last10_accuracy", "final_accuracy", *AVERAGED)
 
 
