@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedglad.core.aggregate import BufferMean, Sum, accumulate, larger, pack, totals_sq
+from fedglad.core.aggregate import BufferMean, Sum, Updates, accumulate, larger, pack, totals_sq
 from fedglad.core.gram import Gram, trimmed_mean
 from fedglad.core.guard import MAX_NORM, Limits, Rejected
 from fedglad.core.layout import Layout
@@ -80,6 +80,8 @@ class Intake:
     | `scores` | what judges the clients, each by its update |
     | `entries` | the record's `clients`: one dict each, in the order of the updates |
     | `accepted` | the updates that are in the sums, without their tensors |
+    | `buffers`, `extra` | what they sent beside the parameters: its mean, and its sum if wanted |
+    | `unit` | the weight that those in the sums are relative to: the first that came in |
     | `gsi_unfiltered` | GSI before the filter; None: no filter changed anything |
     | `distances` | {client: ‖g_k − ḡ‖} from the plain mean, where wanted |
     """
@@ -102,31 +104,23 @@ class Intake:
     accepted: list[Opened] = field(default_factory=list[Opened])
     gsi_unfiltered: float | None = None
     distances: dict[Client, float] | None = None
+    unit: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.total.clear()
         self._near = Totals(self.layout, self.total, self.filter.scales, self.wants_extra)
+        self.buffers, self.extra = self._near.buffers, self._near.extra
         self._far: Totals | None = None  # of updates that are far from usual
         self._ids: set[int | str] = set()
         self._counters = [name for name in self.base_buffers if is_counter(name)]
         self._others = [name for name in self.base_buffers if not is_counter(name)]
         self._before = _flat(self.base_buffers, self._others)
 
-    @property
-    def buffers(self) -> BufferMean:
-        """The mean of the accepted clients' buffers."""
-        return self._near.buffers
-
     def new_buffers(self) -> dict[str, Tensor]:
         """The model's buffers after the round; a counter does not fall."""
         mean = self.buffers.mean()
         before = {name: self.base_buffers[name] for name in self._counters if name in mean}
         return {**mean, **{name: larger(old, mean[name]) for name, old in before.items()}}
-
-    @property
-    def extra(self) -> Sum | None:
-        """The sum of what accepted clients sent beside their updates."""
-        return self._near.extra
 
     def take(self, updates: Iterable[Any]) -> Statistics:
         """Consumes the updates; raises Skipped if they make no round. The mean is in `total`."""
@@ -148,14 +142,14 @@ class Intake:
         else:
             for several in map(_together, updates):  # a generator would keep what it gave out
                 opened = self.open(several)
-                rows: Sequence[Opened] | Tensor = opened
+                rows = None
                 if isinstance(several, Bundle) and len(opened) == len(several.clients):
                     rows = several.deltas
-                self.add(self._judged(opened, self.accumulate(rows), rows))
+                squares = self.accumulate(opened if rows is None else rows)
+                self.add(self._judged(opened, squares, rows))
                 del several, opened, rows  # nothing is kept while the next is made
             self.settle()
             self.require_usual("weight", self.limits.heaviest, "cut")
-        self.require_usual("extra", EXTRA, "left out")
         self._require_enough()
         shares, factor = self.share([update.raw for update in self.accepted], self.unit)
         sq = np.array([update.sq for update in self.accepted])
@@ -166,19 +160,16 @@ class Intake:
         return self._statistics(shares, sq, mean_sq)
 
     def _take_list(self, updates: Sequence[Any]) -> None:
-        opened = self.open(updates)
-        if self.filter.scales or not opened:
-            accepted = self._judged(opened, self.accumulate(opened))
-            self._heed()
-            self.add(accepted)
-            self.settle()
-            return
-        hoped = _relative([self.weighting.weigh(update.weight) for update in opened])
-        squares = self.accumulate(opened, [(self.total, hoped)], factor=1 / math.fsum(hoped))
+        opened, hoped = self.open(updates), list[float]()
+        if opened and not self.filter.scales:
+            hoped = _relative([self.weighting.weigh(update.weight) for update in opened])
+            squares = self.accumulate(opened, [(self.total, hoped)], factor=1 / math.fsum(hoped))
+        else:
+            squares = self.accumulate(opened)
         accepted = self._judged(opened, squares)
         self._heed()
-        weights = _relative([update.raw for update in accepted]) if accepted else []
-        if weights == hoped and all(update.clip == 1 and not update.far for update in accepted):
+        same = hoped and _relative([update.raw for update in accepted]) == hoped
+        if same and all(update.clip == 1 and not update.far for update in accepted):
             for update in accepted:
                 self._add_rest(update, update.raw, self._near)
         else:
@@ -218,18 +209,13 @@ class Intake:
         if self.scores:
             self.scores.judge()
 
-    @property
-    def unit(self) -> float:
-        """The weight that those in the sums are relative to: the first that came in."""
-        return self._unit
-
     def _judged(
-        self, opened: Sequence[Opened], squares: np.ndarray, rows: Sequence[Opened] | Tensor = ()
+        self, opened: Sequence[Opened], squares: np.ndarray, rows: Tensor | None = None
     ) -> list[Opened]:
         """Those that are accepted, or far; `rows` may be all of them as one matrix."""
         totals = totals_sq(squares)
         measured, most = zip(opened, squares, totals, strict=True), self.limits.ordinary
-        if isinstance(rows, Tensor) and all(math.sqrt(total) <= most for total in totals):
+        if rows is not None and all(math.sqrt(total) <= most for total in totals):
             accepted = list(opened)  # as `judge` would say, at a quarter of its time
             for update, sq, total in measured:
                 update.entry["sq_norm"] = total
@@ -237,7 +223,7 @@ class Intake:
         else:
             accepted = [update for update, sq, total in measured if self.judge(update, sq, total)]
         if self.scores:
-            matrix = rows if isinstance(rows, Tensor) and len(rows) == len(accepted) else None
+            matrix = rows if len(accepted) == len(opened) else None
             self.scores.see(accepted, self.base, matrix)
         return accepted
 
@@ -281,7 +267,6 @@ class Intake:
             del update, sent, packed  # the memory they were sent in may be used again
         self._heed()
         self.settle()
-        self.require_usual("extra", EXTRA, "left out")
         self._require_enough()
         kept = [cast(Tensor, update.tensors) for update in self.accepted]
         gram = Gram(layout, kept, max(update.norm for update in self.accepted))
@@ -370,14 +355,12 @@ class Intake:
         """Those of the updates whose form is right."""
         if isinstance(items, Bundle) and self._well_formed(items):
             opened = self._open_bundle(items)
-            padded = have_padding(self.layout, items.deltas)
+            if not have_padding(self.layout, items.deltas):
+                return opened
         else:
             single = items.updates() if isinstance(items, Bundle) else items
             opened = [update for item in single if (update := self._open(item))]
-            parts = [part for update in opened for part in (update, update.extra) if part]
-            vectors = [part.tensors for part in parts if isinstance(part.tensors, Tensor)]
-            padded = any(have_padding(self.layout, vector) for vector in vectors)
-        return [update for update in opened if not self._padded(update)] if padded else opened
+        return [update for update in opened if not self._padded(update)]
 
     def _well_formed(self, bundle: Bundle) -> bool:
         deltas, layout = bundle.deltas, self.layout
@@ -485,7 +468,7 @@ class Intake:
         update.lengths["weight"] = update.raw
         self._cut_weight(update, self.limits.cap(update.raw))
         if not self.accepted:
-            self._unit = update.raw
+            self.unit = update.raw
         self.accepted.append(update)
 
     def _measure(
@@ -548,6 +531,7 @@ class Intake:
             )
 
     def _require_enough(self) -> None:
+        self.require_usual("extra", EXTRA, "left out")
         n, least = len(self.accepted), self.min_clients
         if n < least:
             reasons = [entry["rejected"] for entry in self.entries if "rejected" in entry]
@@ -587,7 +571,7 @@ class Intake:
 
     def accumulate(
         self,
-        updates: Sequence[Opened | Tensor] | Tensor,
+        updates: Updates,
         into: Sequence[tuple[Sum, Sequence[float]]] = (),
         *,
         measure: bool = True,
