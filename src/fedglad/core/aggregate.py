@@ -15,6 +15,9 @@ from torch.linalg import vector_norm
 from fedglad.core.layout import BLOCK, Block, Layout
 from fedglad.core.validate import Opened
 
+Updates = Sequence[Opened | Tensor] | Tensor
+"""A bare tensor in the sequence is a packed vector; the rows of a matrix are many."""
+
 TINY = 1e-30  # squared norms below it may have lost float32 squares to underflow: sum them again
 
 
@@ -110,7 +113,7 @@ def larger(a: Tensor, b: Tensor) -> Tensor:
 
 def accumulate(
     layout: Layout,
-    updates: Sequence[Opened | Tensor] | Tensor,
+    updates: Updates,
     base: Tensor,
     into: Sequence[tuple[Sum, Sequence[float]]] = (),
     *,
@@ -118,8 +121,7 @@ def accumulate(
 ) -> np.ndarray:
     """One pass over the updates: adds w_k·g_k to each sum of `into` and returns ‖g_k‖² (k, tensor).
 
-    An update that holds a trained model counts as `base` − θ_k. A bare tensor is a packed vector;
-    the rows of a matrix are many.
+    An update that holds a trained model counts as `base` − θ_k.
     """
     if measure and not into and len(layout.blocks) == 1:
         stacked = _matrix(updates)
@@ -162,15 +164,14 @@ def accumulate(
 
 
 def _parts(layout: Layout, update: Opened | Tensor) -> Sequence[Tensor | None]:
-    """The blocks of an update that can be read where they lie."""
+    """The blocks of a packed vector; None for those of any other update."""
     tensors = update if isinstance(update, Tensor) else update.tensors
     if isinstance(tensors, Tensor):
         return (tensors,) if len(layout.sizes) == 1 else tensors.split(layout.sizes)
-    assert isinstance(update, Opened)
-    return [None] * len(layout.blocks) if update.trained else layout.parts(tensors)
+    return [None] * len(layout.blocks)
 
 
-def _matrix(updates: Sequence[Opened | Tensor] | Tensor) -> Tensor | None:
+def _matrix(updates: Updates) -> Tensor | None:
     """The packed vectors of the updates as rows; None unless they all are such."""
     if isinstance(updates, Tensor):
         return updates
@@ -179,12 +180,8 @@ def _matrix(updates: Sequence[Opened | Tensor] | Tensor) -> Tensor | None:
     return torch.stack(vectors) if vectors and len(vectors) == len(tensors) else None
 
 
-def _squares(
-    layout: Layout,
-    norms: np.ndarray,  # of the rows, (k, row)
-    updates: Sequence[Opened | Tensor] | Tensor,
-    base: Tensor,
-) -> np.ndarray:
+def _squares(layout: Layout, norms: np.ndarray, updates: Updates, base: Tensor) -> np.ndarray:
+    """‖g_k‖² (k, tensor) from the norms of the rows, (k, row)."""
     squares = layout.per_tensor(np.square(norms, dtype=np.float64))
     for k, i in zip(*np.nonzero(squares < TINY), strict=True):
         squares[k, i] = _small(layout, int(i), updates[k], base)
@@ -249,7 +246,7 @@ def _gather(layout: Layout, block: Block, lists: list[list[Tensor]]) -> Tensor |
     return gathered
 
 
-def _lists(layout: Layout, updates: Sequence[Opened | Tensor] | Tensor) -> list[list[Tensor]]:
+def _lists(layout: Layout, updates: Updates) -> list[list[Tensor]]:
     """The tensors of the updates; none unless all are differences, tensor by tensor, as we work."""
     lists: list[list[Tensor]] = []
     for update in updates:

@@ -1,6 +1,5 @@
 """How far one client can move the model: norms and weights against what is usual."""
 
-import copy
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -95,9 +94,7 @@ class Limits:
 
     def copy(self) -> "Limits":
         """One that a round may change."""
-        same = copy.copy(self)
-        same.seen = {kind: [] for kind in KINDS}
-        return same
+        return Limits(self.guard, self.usual)
 
     def next(self) -> "Limits":
         """The same for the next round, after all that was seen in this one."""

@@ -7,7 +7,7 @@ on where an array happens to lie in memory.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -90,7 +90,6 @@ class Layout:
         self._first_rows = (ends - rows)[self._filled]
         self.blocks = tuple(_blocks(self.starts, self.numels, self.row))
         self.sizes = [block.size for block in self.blocks]
-        self.runs = tuple(_runs(self.blocks))
         self.block_rows = [block.size // self.row for block in self.blocks]
         filled = zip(self.starts, self.numels, (*self.starts[1:], self.size), strict=True)
         gaps = (slice(start + numel, end) for start, numel, end in filled)
@@ -106,16 +105,6 @@ class Layout:
         """The named tensors of a flat vector, as views into it."""
         places = zip(self.names, self.starts, self.numels, self.shapes, strict=True)
         return {name: flat[s : s + n].view(shape) for name, s, n, shape in places}
-
-    def parts(self, tensors: Sequence[Tensor]) -> list[Tensor | None]:
-        """For each block, where it lies in one of the tensors; None where it does not as it is."""
-        blocks: list[Tensor | None] = [None] * len(self.blocks)
-        for first, index, full, size in self.runs:
-            x = tensors[index]
-            if x.dtype == self.dtype and x.device == self.device:
-                parts = x[:full].split(size)
-                blocks[first : first + len(parts)] = parts
-        return blocks
 
     def pack(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The flat vector of named tensors."""
@@ -167,16 +156,6 @@ def _blocks(starts: tuple[int, ...], numels: tuple[int, ...], row: int) -> Itera
             pieces.append(Piece(index, slice(full, numel), slice(at, at + numel - full)))
     if pieces:
         yield _block(begin, begin + -(-pieces[-1].place.stop // row) * row, pieces)
-
-
-def _runs(blocks: tuple[Block, ...]) -> Iterator[tuple[int, int, int, int]]:
-    """(first block, tensor, elements, elements of a block) of what is cut into whole blocks."""
-    whole = ((at, block.whole) for at, block in enumerate(blocks) if block.whole)
-    for index, run in groupby(whole, lambda pair: pair[1].index):
-        pairs = list(run)
-        first, last = pairs[0][1].span, pairs[-1][1].span
-        if first.start == 0:
-            yield pairs[0][0], index, last.stop, first.stop
 
 
 def _block(start: int, stop: int, pieces: list[Piece]) -> Block:

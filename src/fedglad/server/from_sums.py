@@ -160,8 +160,7 @@ def take_sums(sums: Sums, intake: Intake) -> Statistics:
     clip = _usual(intake, sums, weight / count, math.sqrt(math.fsum(sum_sq / weight)))
     if clip < 1:
         total.flat.mul_(clip)
-    if opened.buffers:
-        intake.buffers.add(opened.buffers, 1.0)
+    intake.buffers.add(opened.buffers, 1.0)
     share_sq = float(weight_sq / weight**2)
     weights = weights_of(count, share_sq)
     squares = (sum_sq / weight, sum_sq2 / weight**2, mean_sq)

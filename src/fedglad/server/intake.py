@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedglad.core.aggregate import BufferMean, Sum, accumulate, larger, pack, totals_sq
+from fedglad.core.aggregate import BufferMean, Sum, Updates, accumulate, larger, pack, totals_sq
 from fedglad.core.gram import Gram, trimmed_mean
 from fedglad.core.guard import MAX_NORM, Limits, Rejected
 from fedglad.core.layout import Layout
@@ -84,6 +84,8 @@ class Intake:
     | `taking` | what keeps the updates for an estimator |
     | `entries` | the record's `clients`: one dict each, in the order of the updates |
     | `accepted` | the updates that are in the sums, without their tensors |
+    | `buffers`, `extra` | what they sent beside the parameters: its mean, and its sum if wanted |
+    | `unit` | the weight that those in the sums are relative to: the first that came in |
     | `gsi_unfiltered` | GSI before the filter; None: no filter changed anything |
     | `distances` | {client: ‖g_k − ḡ‖} from the plain mean, where wanted |
     """
@@ -109,10 +111,12 @@ class Intake:
     accepted: list[Opened] = field(default_factory=list[Opened])
     gsi_unfiltered: float | None = None
     distances: dict[Client, float] | None = None
+    unit: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.total.clear()
         self._near = Totals(self.layout, self.total, self.filter.scales, self.wants_extra)
+        self.buffers, self.extra = self._near.buffers, self._near.extra
         self._far: Totals | None = None  # of updates that are far from usual
         self._ids: set[int | str] = set()
         self._counters = [name for name in self.base_buffers if is_counter(name)]
@@ -120,11 +124,6 @@ class Intake:
         self._names = self._counters + self._others
         self._ends = np.cumsum([0, *(self.base_buffers[name].numel() for name in self._names)])
         self._before = _flat(self.base_buffers, self._names)
-
-    @property
-    def buffers(self) -> BufferMean:
-        """The mean of the accepted clients' buffers."""
-        return self._near.buffers
 
     def new_buffers(self) -> dict[str, Tensor]:
         """The model's buffers after the round; a counter does not fall.
@@ -139,11 +138,6 @@ class Intake:
             mean.pop(name, None)
         before = {name: self.base_buffers[name] for name in self._counters if name in mean}
         return {**mean, **{name: larger(old, mean[name]) for name, old in before.items()}}
-
-    @property
-    def extra(self) -> Sum | None:
-        """The sum of what accepted clients sent beside their updates."""
-        return self._near.extra
 
     def take(self, updates: Iterable[Any]) -> Statistics:
         """Consumes the updates; raises Skipped if they make no round. The mean is in `total`."""
@@ -167,10 +161,11 @@ class Intake:
         else:
             for several in map(_together, updates):  # a generator would keep what it gave out
                 opened = self.open(several)
-                rows: Sequence[Opened] | Tensor = opened
+                rows = None
                 if isinstance(several, Bundle) and len(opened) == len(several.clients):
                     rows = several.deltas
-                self.add(self._judged(opened, self.accumulate(rows), rows))
+                squares = self.accumulate(opened if rows is None else rows)
+                self.add(self._judged(opened, squares, rows))
                 del several, opened, rows  # nothing is kept while the next is made
             self.settle()
             self.require_usual("weight", self.limits.heaviest, "cut")
@@ -243,18 +238,13 @@ class Intake:
         if self.scores:
             self.scores.judge()
 
-    @property
-    def unit(self) -> float:
-        """The weight that those in the sums are relative to: the first that came in."""
-        return self._unit
-
     def _judged(
-        self, opened: Sequence[Opened], squares: np.ndarray, rows: Sequence[Opened] | Tensor = ()
+        self, opened: Sequence[Opened], squares: np.ndarray, rows: Tensor | None = None
     ) -> list[Opened]:
         """Those that are accepted, or far; `rows` may be all of them as one matrix."""
         totals = totals_sq(squares)
         measured, most = zip(opened, squares, totals, strict=True), self.limits.ordinary
-        if isinstance(rows, Tensor) and all(math.sqrt(total) <= most for total in totals):
+        if rows is not None and all(math.sqrt(total) <= most for total in totals):
             accepted = list(opened)  # as `judge` would say, at a quarter of its time
             for update, sq, total in measured:
                 update.entry["sq_norm"] = total
@@ -262,7 +252,7 @@ class Intake:
         else:
             accepted = [update for update, sq, total in measured if self.judge(update, sq, total)]
         if self.scores:
-            matrix = rows if isinstance(rows, Tensor) and len(rows) == len(accepted) else None
+            matrix = rows if len(accepted) == len(opened) else None
             self.scores.see(accepted, self.base, matrix)
         if self.taking is not None:
             self.taking.see(accepted, self.base)
@@ -404,10 +394,7 @@ class Intake:
             padded = have_padding(self.layout, items.deltas)
         else:
             single = items.updates() if isinstance(items, Bundle) else items
-            opened = [update for item in single if (update := self._open(item))]
-            parts = [part for update in opened for part in (update, update.extra) if part]
-            vectors = [part.tensors for part in parts if isinstance(part.tensors, Tensor)]
-            padded = any(have_padding(self.layout, vector) for vector in vectors)
+            opened, padded = [update for item in single if (update := self._open(item))], True
         if self.weighting.needs_client:
             for update in opened:
                 client: Client = update.entry["id"]
@@ -528,7 +515,7 @@ class Intake:
         update.lengths["weight"] = update.raw
         self._cut_weight(update, self.limits.cap(update.raw))
         if not self.accepted:
-            self._unit = update.counted
+            self.unit = update.counted
         self.accepted.append(update)
 
     def _measure(
@@ -638,7 +625,7 @@ class Intake:
 
     def accumulate(
         self,
-        updates: Sequence[Opened | Tensor] | Tensor,
+        updates: Updates,
         into: Sequence[tuple[Sum, Sequence[float]]] = (),
         *,
         measure: bool = True,
