@@ -338,6 +338,8 @@ LISTS = {
     "adapters": REGISTRIES["adapter"],
     "filters": REGISTRIES["filter"],
     "weights": REGISTRIES["weighting"],
+    "estimators": REGISTRIES["estimator"],
+    "averages": REGISTRIES["average"],
     "engines": REGISTRIES["engine"],
     "experiments": EXPERIMENTS,
 }

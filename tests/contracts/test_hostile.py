@@ -260,6 +260,14 @@ PARTS = st.fixed_dictionaries(
 ).filter(lambda parts: refusal(parts) is None)
 
 
+def test_a_far_update_that_comes_first_has_no_part_in_the_rounding_of_others():
+    # In weights relative to the far one's, 1/1 and 3/1, sums round otherwise than in 1/3 and 3/3.
+    far = HOSTILE["a large one and its opposite"]
+    rounds: list[list[Any]] = [[HONEST[0], HONEST[2]], [*far, HONEST[2], HONEST[0], HONEST[5]]]
+    for as_stream in (False, True):
+        feed(lambda: Server(MODEL), rounds, as_stream)
+
+
 @pytest.mark.parametrize("part", range(4))
 def test_a_thousand_hostile_updates_leave_model_and_state_finite_and_no_trace(part: int):
     seen = Counter[str]()

@@ -31,7 +31,13 @@ from fedglad.server import Server
 from fedglad.simulation.simulation import Simulation
 from tests.runs.test_runs import Trap, stopped
 
-QUICK = {**TINY, "engine.name": "serial", "rounds": 7, "checkpoint_every": 2}
+QUICK = {
+    **TINY,
+    "engine.name": "serial",
+    "rounds": 7,
+    "checkpoint_every": 2,
+    "average.name": "none",
+}
 CHOSEN = {**QUICK, "data.validation": 0.2, "average.name": "ema", "adapter.name": "none"}
 CHOSEN |= {"data.partition": "iid"}  # its accuracy rises
 NORMED = {**CHOSEN, "model.name": "run_support:Normed", "data.partition": "label-skew"}

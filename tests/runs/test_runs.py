@@ -69,6 +69,7 @@ def test_the_folder_holds_what_the_design_says(tmp_path: Path):
         "rounds.jsonl",
         "summary.json",
         "model.safetensors",
+        "averaged.safetensors",
         "checkpoints",
         "log.txt",
     }

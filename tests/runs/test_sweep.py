@@ -297,13 +297,15 @@ def test_the_command_ends_with_the_table(tmp_path: Path):
     assert "\x1b" not in result.stdout
     lines = result.stdout.splitlines()
     assert [line.split()[0] for line in lines[:6]] == [f"{k}/6" for k in range(1, 7)]
-    assert all(" adapter.name=" in line and " %, final " in line for line in lines[:6])
+    assert all(" adapter.name=" in line and " %), final " in line for line in lines[:6])
     folders = [task.folder for task in plan(tmp_path, "seed=1,2,3", "adapter.name=none,glad")]
     table = call("compare", *folders).stdout
     assert result.stdout.endswith(f"\n\n{table}")
-    assert [line.split()[:2] for line in table.splitlines()[1:3]] == [
+    assert [line.split()[:2] for line in table.splitlines()[1:5]] == [
         ["adapter.name=none", "3"],
+        ["adapter.name=none", "·"],
         ["adapter.name=glad", "3"],
+        ["adapter.name=glad", "·"],
     ]
     again = call(*args)
     assert again.exit_code == 0
@@ -318,7 +320,7 @@ def test_what_is_kept_is_said_first_and_skipped_rounds_are_told(tmp_path: Path):
     first, second = result.stdout.splitlines()[:2]
     assert first == "1 of 2 runs were finished already."
     assert second.startswith("2/2  client.lr=1000000000.0  accuracy ")
-    assert " %; 2 of 2 rounds were skipped: 0 of 3 updates were accepted" in second
+    assert " %); 2 of 2 rounds were skipped: 0 of 3 updates were accepted" in second
     assert "Note: " in result.stdout
 
 

@@ -319,6 +319,7 @@ def load(
     _override(tree, overrides or {}, trusted)
     if preset:
         _tuned(tree, preset)
+        _one_average(tree, overrides or {})
     return name, Config.of(tree, trusted)
 
 
@@ -338,6 +339,14 @@ def _tuned(tree: dict[str, Any], preset: Preset) -> None:
             alpha = data.get("alpha")
             rate = rates.get(alpha) if isinstance(alpha, float | int) else None
             tree["server"] = {**server, "lr": rate or next(iter(rates.values()))}
+
+
+def _one_average(tree: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+    """A preset's average gives way to an optimizer that is one itself, unless it was asked for."""
+    server = tree.get("server")
+    cls = optimizers.REGISTRY.get(str(server.get("name"))) if isinstance(server, dict) else None
+    if cls and cls.reads_out and not any(key.startswith("average") for key in overrides):
+        tree.pop("average", None)
 
 
 def _override(

@@ -38,11 +38,15 @@ class Sum:
         self.factor: float | None = None
         self._rows: list[Tensor] = []
 
-    def absorb(self, other: "Sum") -> None:
-        """Adds another sum."""
-        if not other.empty:
-            self.flat.copy_(other.flat) if self.empty else self.flat.add_(other.flat)
-            self.empty = False
+    def absorb(self, other: "Sum", factor: float) -> None:
+        """Adds another sum, times a factor."""
+        if other.empty:
+            return
+        if self.empty:
+            torch.mul(other.flat, factor, out=self.flat)
+        else:
+            self.flat.add_(other.flat, alpha=factor)
+        self.empty = False
 
     def finish(self, block: Block, factor: float) -> None:
         x = self.flat[block.span].mul_(factor)

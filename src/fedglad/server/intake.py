@@ -57,13 +57,13 @@ class Totals:
         self.extra = Sum(layout) if wants_extra else None
         self.buffers = BufferMean(layout)
 
-    def absorb(self, other: "Totals") -> None:
-        """Adds what another has."""
-        self.total.absorb(other.total)
+    def absorb(self, other: "Totals", unit: float) -> None:
+        """Adds what another has, whose weights are in another unit."""
+        self.total.absorb(other.total, unit)
         if self.unfiltered is not self.total:
-            self.unfiltered.absorb(other.unfiltered)
+            self.unfiltered.absorb(other.unfiltered, unit)
         if self.extra and other.extra:
-            self.extra.absorb(other.extra)
+            self.extra.absorb(other.extra, 1.0)
         self.buffers.absorb(other.buffers)
 
 
@@ -85,7 +85,7 @@ class Intake:
     | `entries` | the record's `clients`: one dict each, in the order of the updates |
     | `accepted` | the updates that are in the sums, without their tensors |
     | `buffers`, `extra` | what they sent beside the parameters: its mean, and its sum if wanted |
-    | `unit` | the weight that those in the sums are relative to: the first that came in |
+    | `unit` | the weight that those in the sums are relative to: the first usual one |
     | `gsi_unfiltered` | GSI before the filter; None: no filter changed anything |
     | `distances` | {client: ‖g_k − ḡ‖} from the plain mean, where wanted |
     """
@@ -111,13 +111,14 @@ class Intake:
     accepted: list[Opened] = field(default_factory=list[Opened])
     gsi_unfiltered: float | None = None
     distances: dict[Client, float] | None = None
-    unit: float = field(init=False, repr=False)
+    unit: float = field(default=0.0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.total.clear()
         self._near = Totals(self.layout, self.total, self.filter.scales, self.wants_extra)
         self.buffers, self.extra = self._near.buffers, self._near.extra
         self._far: Totals | None = None  # of updates that are far from usual
+        self._far_unit = 0.0
         self._ids: set[int | str] = set()
         self._counters = [name for name in self.base_buffers if is_counter(name)]
         self._others = [name for name in self.base_buffers if not is_counter(name)]
@@ -223,8 +224,9 @@ class Intake:
         """Decides on updates that are far from usual: they count if more than half are so."""
         far = [update for update in self.accepted if update.far]
         if 2 * len(far) > len(self.accepted):
+            self.unit = self.unit or self._far_unit
             if self._far:
-                self._near.absorb(self._far)
+                self._near.absorb(self._far, self._far_unit / self.unit)
             for update in far:
                 update.far = ""
         else:
@@ -259,7 +261,10 @@ class Intake:
         return accepted
 
     def add(self, accepted: list[Opened]) -> None:
-        """Adds accepted updates, by their weights relative to the round's first."""
+        """Adds accepted updates, by their weights relative to the first usual one, or far one.
+
+        So one that is left out in the end has no part in the rounding of the others.
+        """
         for far in (False, True):
             chosen = [update for update in accepted if bool(update.far) == far]
             if not chosen:
@@ -268,7 +273,8 @@ class Intake:
                 total = Sum(self.layout)
                 self._far = Totals(self.layout, total, self.filter.scales, self.wants_extra)
             totals = self._far if far and self._far else self._near
-            plain = [update.counted / self.unit * update.clip for update in chosen]
+            unit = self._far_unit if far else self.unit
+            plain = [update.counted / unit * update.clip for update in chosen]
             into = [(totals.unfiltered, plain)]
             if self.filter.scales:
                 pairs = zip(plain, chosen, strict=True)
@@ -514,8 +520,10 @@ class Intake:
         update.raw = self.weighting.weigh(update.weight)
         update.lengths["weight"] = update.raw
         self._cut_weight(update, self.limits.cap(update.raw))
-        if not self.accepted:
-            self.unit = update.counted
+        if update.far:
+            self._far_unit = self._far_unit or update.counted
+        else:
+            self.unit = self.unit or update.counted
         self.accepted.append(update)
 
     def _measure(
