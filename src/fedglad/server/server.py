@@ -239,8 +239,7 @@ class Server:
         Who gives the store also saves it: `save` then leaves the updates out.
         """
         if self._estimated:
-            self._estimated.keep_in(store)
-            self._estimated.t = t
+            self._estimated.keep_in(store, t)
 
     def _named(self, flat: Tensor) -> dict[str, Tensor]:
         views = self.layout.views(flat)
@@ -281,9 +280,7 @@ class Server:
         scores = None
         if self.trust and self._coordinates:
             scores = Scores(self.trust, self._coordinates, self._kept)
-        taking = None
-        if self._estimated:
-            taking = Taking(self._estimated, population, importance)
+        taking = self._estimated and Taking(self._estimated, population, importance)
         intake = self.intake(self._total, scores, taking, population)
         try:
             return self._advance(intake, intake.take(updates), population)
@@ -310,7 +307,7 @@ class Server:
         compares the root of the mean of ‖g‖² and the mean weight with those of past rounds.
         Raises if a part of the server needs the updates themselves.
         """
-        refuse_sums(self.filter, self.weighting, self.method, self.distances, self.estimator)
+        refuse_sums(self)
         entries = [] if clients is None else clients
         intake = self.intake(self._total)
         try:
