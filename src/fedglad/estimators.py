@@ -179,7 +179,22 @@ class NoEstimator:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stale(Estimator):
+class _LastUpdates(Estimator):
+    """What those share whose state is Y = Σ a_k y_k, of all clients' last updates."""
+
+    def restored(self, state: State, layout: Layout) -> State:
+        if not state:
+            return state
+        total = state["total"]
+        if total.shape != (layout.size,):
+            shape = tuple(total.shape)
+            raise ValueError(f"a sum of shape {shape} is not that of the model's updates")
+        _require_finite(total)
+        return {"total": total.to(layout.device)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stale(_LastUpdates):
     """FedStale: ĝ = βȳ + Σ_S w_k (g_k − β y_k), between FedAvg at β = 0 and FedVARP at β = 1.
 
     y_k is client k's last update, 0 before its first, and ȳ the mean of y_k over all N clients. ĝ
@@ -210,12 +225,9 @@ class Stale(Estimator):
     def estimate(self, mean: Tensor, updates: Updates, state: State) -> tuple[Tensor, State]:
         return _corrected(mean, updates, state, self.beta)
 
-    def restored(self, state: State, layout: Layout) -> State:
-        return _checked(state, layout)
-
 
 @dataclass(frozen=True, kw_only=True)
-class VARP(Estimator):
+class VARP(_LastUpdates):
     """FedVARP: ĝ = ȳ + Σ_S w_k (g_k − y_k), then y_k ← g_k for the cohort S.
 
     `stale` with β = 1, which see. Jhunjhunwala et al. 2022, arXiv:2207.14130.
@@ -234,12 +246,9 @@ class VARP(Estimator):
     def estimate(self, mean: Tensor, updates: Updates, state: State) -> tuple[Tensor, State]:
         return _corrected(mean, updates, state, 1.0)
 
-    def restored(self, state: State, layout: Layout) -> State:
-        return _checked(state, layout)
-
 
 @dataclass(frozen=True, kw_only=True)
-class MIFA(Estimator):
+class MIFA(_LastUpdates):
     """MIFA: the mean of the last updates of all clients seen so far, this round's among them.
 
     y_k ← g_k for the cohort, then ĝ = Σ a_k y_k / Σ a_k, with weights a_k equal or samples. It asks
@@ -263,9 +272,6 @@ class MIFA(Estimator):
     def estimate(self, mean: Tensor, updates: Updates, state: State) -> tuple[Tensor, State]:
         state = _followed(updates, state, mean)
         return (state["total"] / updates.weight).to(mean.dtype), state
-
-    def restored(self, state: State, layout: Layout) -> State:
-        return _checked(state, layout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -395,9 +401,8 @@ class Strat(Estimator):
         count = len(cosines)
         j = int(cosines.argmax()) if count else 0
         if not count or (length and float(cosines[j]) < self.cosine and count < self.most):
-            j, state = count, _grown(state, count + 1)
-        else:
-            state = {name: value.clone() for name, value in state.items()}
+            j = count
+        state = _grown(state, max(count, j + 1))
         state["directions"][j] += direction
         return j, state
 
@@ -437,17 +442,6 @@ def _corrected(mean: Tensor, updates: Updates, state: State, beta: float) -> tup
     return correction.mul_(beta).add_(mean).to(mean.dtype), state
 
 
-def _checked(state: State, layout: Layout) -> State:
-    """What `_followed` gave, out of a file."""
-    if not state:
-        return state
-    total = state["total"]
-    if total.shape != (layout.size,):
-        raise ValueError(f"a sum of shape {tuple(total.shape)} is not that of the model's updates")
-    _require_finite(total)
-    return {"total": total.to(layout.device)}
-
-
 def _require_finite(*values: Tensor) -> None:
     import torch
 
@@ -457,7 +451,7 @@ def _require_finite(*values: Tensor) -> None:
 
 
 def _grown(state: State, count: int) -> State:
-    """The strata, and empty ones after them so that there are so many."""
+    """A copy of the strata, and empty ones after them so that there are so many."""
     import torch
 
     lacking = count - len(state["weights"])

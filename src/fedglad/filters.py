@@ -99,29 +99,26 @@ class MultiKrum(Filter):
     m: Annotated[int | None, "how many updates are kept; by default all but f"] = None
 
     def __post_init__(self) -> None:
+        name = type(self).__name__
         if self.f < 0 or self.f != int(self.f):
-            raise ValueError(f"{self._name}(f={self.f!r}): the number of bad clients is 0 or more")
+            raise ValueError(f"{name}(f={self.f!r}): the number of bad clients is 0 or more")
         if self.m is not None and (self.m < 1 or self.m != int(self.m)):
-            raise ValueError(f"{self._name}(m={self.m!r}): at least one update must be kept")
-
-    @property
-    def _name(self) -> str:
-        return type(self).__name__
+            raise ValueError(f"{name}(m={self.m!r}): at least one update must be kept")
 
     @property
     def leaves_one(self) -> bool:
         return self.m == 1
 
     def needs(self, n: int) -> str | None:
-        least = 2 * self.f + 3
+        name, least = type(self).__name__, 2 * self.f + 3
         if n < least:
             return (
-                f"{self._name} with f={self.f} needs at least {least} updates, got {n}: "
+                f"{name} with f={self.f} needs at least {least} updates, got {n}: "
                 "lower f or raise clients_per_round"
             )
         if self.m is not None and self.m > n - self.f:
             return (
-                f"{self._name} with m={self.m} and f={self.f} needs at least {self.m + self.f} "
+                f"{name} with m={self.m} and f={self.f} needs at least {self.m + self.f} "
                 f"updates, got {n}: lower m or f or raise clients_per_round"
             )
         return None

@@ -142,12 +142,11 @@ class Config:
             for section, count in {"data": "clients", "sampler": "clients_per_round"}.items():
                 if hasattr(sections[section], count):
                     sections[section] = replace(sections[section], **{count: 1})
-        named = ("client", "sampler", "server", "estimator", "average")
-        parts = {name: sections[name] for name in named}
-        rules = [sections[name] for name in ("adapter", "filter", "weighting")]
+        others = ("data", "model", "guard", "trust", "engine")
+        parts = {name: part for name, part in sections.items() if name not in others}
         try:
-            if not any(isinstance(one, Unloaded) for one in (*parts.values(), *rules)):
-                refuse(*rules, **parts)
+            if not any(isinstance(part, Unloaded) for part in parts.values()):
+                refuse(**parts)
         except (ValueError, AttributeError) as error:
             lost = "a class of another kind: " if isinstance(error, AttributeError) else ""
             raise ConfigError(f"{lost}{error}") from None
@@ -204,7 +203,8 @@ class Config:
         assert model is not None
         data = self.load_data() if data is None else data
         check(model, data, name, settings)
-        data = self._validated(data)
+        seed, share = getattr(parts["data"], "seed", 0), getattr(parts["data"], "validation", 0.0)
+        data = held_out(data, share, seed if isinstance(seed, int) else 0)
         return Parts(
             rounds=self.rounds,
             seed=self.seed,
@@ -224,13 +224,6 @@ class Config:
             engine=parts["engine"],
             arithmetic=getattr(settings, "arithmetic", 1),
         )
-
-    def _validated(self, data: Any) -> Any:
-        """The federation with the validation set that the data section asks for."""
-        settings = self.sections["data"]
-        seed = getattr(settings, "seed", 0)
-        share = getattr(settings, "validation", 0.0)
-        return held_out(data, share, seed if isinstance(seed, int) else 0)
 
     def load_data(self) -> Any:
         """The federation that the data section stands for."""
@@ -529,9 +522,8 @@ def _built(section: str, settings: Any, kind: type) -> Any:
 def _known(section: str, given: Mapping[str, Any], valid: list[str]) -> None:
     for key in given:
         if key not in valid:
-            path = f"{section}.{key}" if section else key
-            close = _closest(key, valid, before=f"{section}." if section else "")
-            raise ConfigError(f"unknown key {path!r}{close}")
+            before = f"{section}." if section else ""
+            raise ConfigError(f"unknown key {before + key!r}{_closest(key, valid, before=before)}")
 
 
 def _closest(word: str, valid: list[str], *, before: str = "", after: str = "") -> str:

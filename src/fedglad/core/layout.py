@@ -106,6 +106,14 @@ class Layout:
         places = zip(self.names, self.starts, self.numels, self.shapes, strict=True)
         return {name: flat[s : s + n].view(shape) for name, s, n, shape in places}
 
+    def views_of(self, flats: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of several flat vectors, each by its vector's name and its own: "m/conv1"."""
+        return {
+            f"{part}/{name}": view
+            for part, flat in flats.items()
+            for name, view in self.views(flat).items()
+        }
+
     def pack(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The flat vector of named tensors."""
         flat = self.zeros()

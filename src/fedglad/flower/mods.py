@@ -55,10 +55,8 @@ def _sq_norms(sent: "Mapping[str, Array]", trained: "Mapping[str, Array]") -> li
             before, after = array.numpy(), trained[name].numpy()
         except Exception:  # an array can be unreadable in more ways than NumPy names
             return None
-        if before.shape != after.shape:
-            return None
         floating = np.issubdtype(before.dtype, np.floating)
-        if floating != np.issubdtype(after.dtype, np.floating):
+        if before.shape != after.shape or floating != np.issubdtype(after.dtype, np.floating):
             return None
         norms.append(_distance_sq(before.reshape(-1), after.reshape(-1)) if floating else 0.0)
     return norms

@@ -232,7 +232,10 @@ class FedGLAD(Strategy):
                     config = evaluate_config or ConfigRecord()
                     metrics |= self._tested_by_clients(session, grid, config)
                 if evaluate_fn:
-                    metrics |= self._tested_here(session, evaluate_fn)
+                    # The newest last: what the function leaves behind of a round is of that.
+                    if self.average is not None and self.average.test:
+                        metrics[f"{AVERAGED}server"] = evaluate_fn(t + 1, session.averaged())
+                    metrics["server"] = evaluate_fn(t + 1, session.arrays())
                 seconds = {"train": middle - begin, "test": perf_counter() - middle}
                 self._record(session, trained, metrics, seconds)
                 write(self.records[-1])
@@ -259,16 +262,6 @@ class FedGLAD(Strategy):
             replies = exchange(grid, list(asked), self._waited)
             metrics[f"{name}evaluate"] = self.aggregate_evaluate(session.t + 1, replies)
         return metrics
-
-    def _tested_here(
-        self, session: Session, evaluate_fn: EvaluateFn
-    ) -> dict[str, MetricRecord | None]:
-        """The server's metrics of the newest model, and of the average."""
-        metrics: dict[str, MetricRecord | None] = {}
-        # The newest last: what the function leaves behind of a round is that, average or not.
-        if self.average is not None and self.average.test:
-            metrics[f"{AVERAGED}server"] = evaluate_fn(session.t + 1, session.averaged())
-        return {**metrics, "server": evaluate_fn(session.t + 1, session.arrays())}
 
     # What Flower's own `Strategy.start`, and strategies that wrap others, call.
 

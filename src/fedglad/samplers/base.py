@@ -141,6 +141,7 @@ class Sampler:
     cycle: Annotated[int, "cyclic: rounds until it begins again"] = 10
     availability_seed: Annotated[int, "of who is reachable when: the same in every run"] = 0
 
+    counts: ClassVar[tuple[str, ...]] = ("clients_per_round",)  # so many clients there must be
     distances: ClassVar[bool] = False  # wants the record's distances from the mean update
     own_weights: ClassVar[bool] = False  # its weights are part of it: no weighting but by samples
     needs_sizes: ClassVar[bool] = False  # asks for all clients' sizes, which then are 1 or more
@@ -204,11 +205,12 @@ class Sampler:
 
     def check(self, pool: Pool) -> None:
         """Raises ValueError, before the run starts, if these clients will not do."""
-        if self.clients_per_round > pool.clients:
-            raise ValueError(
-                f"clients_per_round={self.clients_per_round} is more than the {pool.clients} "
-                "clients there are: lower it or raise data.clients"
-            )
+        for name in self.counts:
+            if (count := getattr(self, name)) > pool.clients:
+                raise ValueError(
+                    f"{name}={count} is more than the {pool.clients} clients there are: lower it "
+                    "or raise data.clients"
+                )
         if self.needs_sizes:
             _ = pool.sizes
 
@@ -235,6 +237,7 @@ class Choosing(Sampler):
 
     candidates: Annotated[int, "at least r; 0: as many as `by_default` says"] = 0
 
+    counts: ClassVar[tuple[str, ...]] = ("clients_per_round", "candidates")
     own_weights: ClassVar[bool] = True
     by_default: ClassVar[str] = "all"
 
@@ -251,12 +254,3 @@ class Choosing(Sampler):
     def largest_cohort(self) -> int:
         """r, or all candidates (all clients may be many) where a weighting thins their updates."""
         return self.clients_per_round if self.weighting is None else self.candidates or sys.maxsize
-
-    def check(self, pool: Pool) -> None:
-        """Raises if there are fewer clients than candidates."""
-        super().check(pool)
-        if self.candidates > pool.clients:
-            raise ValueError(
-                f"candidates={self.candidates} is more than the {pool.clients} clients there are: "
-                "lower it or raise data.clients"
-            )

@@ -1,6 +1,6 @@
 """Cohorts given beforehand: a bad round on purpose, or the rounds of another run."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import numpy as np
@@ -44,9 +44,8 @@ class Scripted(Uniform):
         if (given := self.cohorts.get(str(t))) is not None:
             return Cohort(tuple(_reachable(given, pool)))
         if (wanted := self.largest_class.get(str(t))) is not None:
-            holders = _reachable(self._holders(wanted, t, pool), pool)
-            drawn = rng.choice(holders, min(self.clients_per_round, len(holders)), replace=False)
-            return Cohort(tuple(map(int, drawn)))
+            holders = np.array(_reachable(self._holders(wanted, t, pool), pool), np.int64)
+            return Cohort(replace(pool, ids=holders).draw(rng, self.clients_per_round))
         return super().draw(rng, t, state, pool, ask)
 
     def check(self, pool: Pool) -> None:

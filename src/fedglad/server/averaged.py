@@ -44,13 +44,9 @@ class Averaged:
 
     def tensors(self) -> dict[str, Tensor]:
         """All that is saved of it, as named live views."""
-        flats = {"average": self.x, **{f"average/{k}": past for k, past in enumerate(self.past)}}
-        views = {
-            f"{part}/params/{name}": view
-            for part, flat in flats.items()
-            for name, view in self.layout.views(flat).items()
-        }
+        flats = {"average/params": self.x}
+        flats |= {f"average/{k}/params": past for k, past in enumerate(self.past)}
         parts = {"average": self.buffers}
         parts |= {f"average/{k}": kept for k, kept in enumerate(self.past_buffers)}
         kept = {f"{part}/buffers/{n}": b for part, own in parts.items() for n, b in own.items()}
-        return views | kept
+        return self.layout.views_of(flats) | kept

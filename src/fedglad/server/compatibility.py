@@ -1,6 +1,6 @@
 """Which parts of a round cannot be combined: what would mean nothing is refused, and why."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedglad.adapters import Adapter
 from fedglad.averages import Average, NoAverage
@@ -8,6 +8,9 @@ from fedglad.estimators import Estimator, NoEstimator
 from fedglad.filters import Filter
 from fedglad.optimizers import SGD, Optimizer
 from fedglad.weights import Samples
+
+if TYPE_CHECKING:
+    from fedglad.server.server import Server
 
 
 def refuse(
@@ -50,28 +53,21 @@ def refuse(
             f"{_name(filter)} ignores weights, so {_name(weighting)} would have no "
             "effect: use Equal or Samples"
         )
-    if server is not None and server.reads_out:
-        _refuse_second_average(server, adapter, average)
+    if server is not None and server.reads_out:  # it makes θ anew from its slots in every round
+        if not isinstance(average, NoAverage | None):
+            raise ValueError(
+                f"{_name(server)} keeps an average itself, which is read out as `averaged`, and "
+                f"{_name(average)} would be a second one: use average.name = none"
+            )
+        if adapter.shrinks:
+            raise ValueError(
+                f"{_name(adapter)} shrinks θ after the step, and {_name(server)} makes θ anew from "
+                "what it keeps, so that nothing would be left of it: use server.name = sgd"
+            )
     if client is not None:
         _refuse_client(client, filter, weighting, server or SGD())
     if estimator is not None and not isinstance(estimator, NoEstimator):
         refuse_estimator(estimator, filter, weighting, client=client, sampler=sampler)
-
-
-def _refuse_second_average(
-    server: Optimizer, adapter: Adapter, average: Average | NoAverage | None
-) -> None:
-    """An optimizer that is read out makes θ anew from its slots in every round."""
-    if not isinstance(average, NoAverage | None):
-        raise ValueError(
-            f"{_name(server)} keeps an average itself, which is read out as `averaged`, and "
-            f"{_name(average)} would be a second one: use average.name = none"
-        )
-    if adapter.shrinks:
-        raise ValueError(
-            f"{_name(adapter)} shrinks θ after the step, and {_name(server)} makes θ anew from "
-            "what it keeps, so that nothing would be left of it: use server.name = sgd"
-        )
 
 
 def _refuse_client(client: Any, filter: Filter, weighting: Samples, server: Optimizer) -> None:
@@ -152,18 +148,13 @@ def refuse_shift(server: Optimizer) -> None:
         )
 
 
-def refuse_sums(
-    filter: Filter,
-    weighting: Samples,
-    method: object,
-    distances: bool,
-    estimator: Estimator | NoEstimator | None = None,
-) -> None:
+def refuse_sums(server: "Server") -> None:
     """Raises unless all parts of a server can do with sums of the updates."""
-    if isinstance(estimator, Estimator):
+    filter, weighting = server.filter, server.weighting
+    if isinstance(server.estimator, Estimator):
         raise ValueError(
-            f"{_name(estimator)} remembers single updates, and there are only their sums: use "
-            "estimator=None"
+            f"{_name(server.estimator)} remembers single updates, and there are only their sums: "
+            "use estimator=None"
         )
     for part in (filter, weighting):
         if part.keeps_updates:
@@ -180,11 +171,11 @@ def refuse_sums(
         raise ValueError(
             f"the weights of {type(weighting).__name__} do not sum to 1: use Samples or Equal"
         )
-    if method is not None:
+    if server.method is not None:
         raise ValueError(
             "a client method's server half needs more than the sums of updates: use method=None"
         )
-    if distances:
+    if server.distances:
         raise ValueError("distances=True measures every update, and there are only their sums")
 
 

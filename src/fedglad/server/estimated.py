@@ -58,14 +58,9 @@ class Estimated:
             weakref.finalize(self, self._store.close)
         return self._store
 
-    @property
-    def update_bytes(self) -> int:
-        """The size of one update on disk."""
-        return self.layout.size * self.layout.dtype.itemsize
-
-    def keep_in(self, store: Memories) -> None:
-        """Keeps updates there from now on; whoever gives it saves it."""
-        self._store, self.apart = store, True
+    def keep_in(self, store: Memories, t: int) -> None:
+        """Keeps updates there from round t on; whoever gives it saves it."""
+        self._store, self.apart, self.t = store, True, t
 
     def __deepcopy__(self, memo: Any) -> "Estimated":
         return self.restored(self.tensors(), self.described())  # two cannot share a folder
@@ -205,7 +200,8 @@ class Taking:
         if client in memory.seen:
             return memory.seen[client][0]
         self._new += 1
-        memory.estimator.require_room(len(memory.seen) + self._new, memory.update_bytes)
+        update_bytes = self.layout.size * self.layout.dtype.itemsize
+        memory.estimator.require_room(len(memory.seen) + self._new, update_bytes)
         return FIRST + len(memory.seen) + self._new - 1
 
     def estimate(self, mean: Tensor, accepted: Sequence[Opened], filter: Filter) -> Tensor:
@@ -227,12 +223,13 @@ class Taking:
 
     def __iter__(self) -> Iterator[Taken]:
         for update, kept in self._taken:
+            client = update.entry["id"]
             yield Taken(
-                client=_plain(update.entry["id"]),
+                client=int(client) if isinstance(client, int) else client,  # True is 1 in a file
                 share=update.entry["weight"],
-                weight=self._weight(update.entry["id"]) or update.raw,
+                weight=self._weight(client) or update.raw,
                 vector=partial(self._vector, update.place, kept),
-                before=partial(self._before, update.entry["id"]),
+                before=partial(self._before, client),
             )
 
     @property
@@ -284,11 +281,6 @@ class Taking:
     def _before(self, client: Client) -> tuple[Tensor, float] | None:
         known = self._memory.seen.get(client)
         return known and (self._memory.last(known[0], f"client {client!r}"), known[1])
-
-
-def _plain(client: Client) -> Client:
-    """True is 1, also in a file."""
-    return int(client) if isinstance(client, int) else client
 
 
 def _own(place: int) -> int:

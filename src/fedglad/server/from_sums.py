@@ -82,9 +82,7 @@ class Collector:
     """
 
     def __init__(self, server: "Server") -> None:
-        refuse_sums(
-            server.filter, server.weighting, server.method, server.distances, server.estimator
-        )
+        refuse_sums(server)
         self._intake = server.intake(Sum(server.layout))
         self.entries = self._intake.entries
 

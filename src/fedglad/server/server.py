@@ -239,8 +239,7 @@ class Server:
         Who gives the store also saves it: `save` then leaves the updates out.
         """
         if self._estimated:
-            self._estimated.keep_in(store)
-            self._estimated.t = t
+            self._estimated.keep_in(store, t)
 
     def _named(self, flat: Tensor) -> dict[str, Tensor]:
         views = self.layout.views(flat)
@@ -281,9 +280,7 @@ class Server:
         scores = None
         if self.trust and self._coordinates:
             scores = Scores(self.trust, self._coordinates, self._kept)
-        taking = None
-        if self._estimated:
-            taking = Taking(self._estimated, population, importance)
+        taking = self._estimated and Taking(self._estimated, population, importance)
         intake = self.intake(self._total, scores, taking, population)
         try:
             return self._advance(intake, intake.take(updates), population)
@@ -310,7 +307,7 @@ class Server:
         compares the root of the mean of ‖g‖² and the mean weight with those of past rounds.
         Raises if a part of the server needs the updates themselves.
         """
-        refuse_sums(self.filter, self.weighting, self.method, self.distances, self.estimator)
+        refuse_sums(self)
         entries = [] if clients is None else clients
         intake = self.intake(self._total)
         try:
@@ -369,12 +366,10 @@ class Server:
         with checkpoint.reading("the state"):  # all of it, before anything is changed
             self._require_same_make(saved)
             tensors = saved["tensors"]
-            method: dict[str, dict[str, Tensor]] = {}
-            for name, value in tensors.items():
-                if name.startswith("method/"):
-                    _, key, tensor = name.split("/", 2)
-                    method.setdefault(key, {})[tensor] = value
-            method_state = {key: self.layout.pack(parts) for key, parts in method.items()}
+            method_state = {
+                key: self.layout.pack({n: tensors[f"method/{key}/{n}"] for n in self.layout.names})
+                for key in _method_keys(tensors)
+            }
             done = checkpoint.whole_number(saved["round"])
             adapter_state = {k: np.array(v) for k, v in saved["adapter"]["state"].items()}
             for name, array in adapter_state.items():
@@ -390,7 +385,11 @@ class Server:
             weighting_state = self.weighting.restored(
                 {key: checkpoint.numbers(values) for key, values in weighting}
             )
-            numbers = self._restored_numbers(saved["optimizer"].get("numbers", {}))
+            given = saved["optimizer"].get("numbers", {})
+            if given.keys() != self._numbers.keys():
+                ours = [*self._numbers]
+                raise CheckpointError(f"the optimizer's numbers are {[*given]}, not {ours}")
+            numbers = {name: checkpoint.finite(value) for name, value in given.items()}
             began = "average" in saved and "count" in saved["average"]
             count = checkpoint.whole_number(saved["average"]["count"]) if began else 0
             memory = self._new_memory()
@@ -406,11 +405,6 @@ class Server:
         self._estimated = memory
         self._method_state, self._adapter_state = method_state, adapter_state
         self._weighting_state, self._numbers = weighting_state, numbers
-
-    def _restored_numbers(self, saved: Mapping[str, Any]) -> dict[str, float]:
-        if saved.keys() != self._numbers.keys():
-            raise CheckpointError(f"the optimizer's numbers are {[*saved]}, not {[*self._numbers]}")
-        return {name: checkpoint.finite(value) for name, value in saved.items()}
 
     def intake(
         self,
@@ -551,20 +545,12 @@ class Server:
         flats = {"params": self._theta, **{f"slots/{n}": slot for n, slot in self._slots.items()}}
         if self._direction is not None:
             flats["direction"] = self._direction
-        views = {
-            f"{part}/{name}": view
-            for part, flat in flats.items()
-            for name, view in self.layout.views(flat).items()
-        }
+        views = self.layout.views_of(flats)
         views |= {f"buffers/{name}": value for name, value in self._buffers.items()}
         return views | (self._averaged.tensors() if self._averaged and average else {})
 
     def _snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        method = {
-            f"method/{key}/{name}": view
-            for key, flat in self._method_state.items()
-            for name, view in self.layout.views(flat).items()
-        }
+        method = {f"method/{key}": flat for key, flat in self._method_state.items()}
         adapter = {name: values.tolist() for name, values in self._adapter_state.items()}
         meta: dict[str, Any] = {
             "version": checkpoint.VERSION,
@@ -595,7 +581,7 @@ class Server:
             remembered = self._estimated.tensors()
         samples = self._kept.samples
         kept = {"trust/samples": torch.from_numpy(samples)} if samples.size else {}
-        return {**self._tensors(), **method, **kept, **remembered}, meta
+        return {**self._tensors(), **self.layout.views_of(method), **kept, **remembered}, meta
 
     def _require_same_make(self, saved: Mapping[str, Any]) -> None:
         if saved.get("version") != checkpoint.VERSION:
@@ -607,15 +593,10 @@ class Server:
             if key not in saved:
                 raise CheckpointError(f"the state has no {key!r}")
         checkpoint.require_same_layout(saved["layout"], self.layout.describe())
-        for role in ("optimizer", "adapter", "weighting"):
-            theirs, ours = saved[role]["class"], type(getattr(self, role)).__name__
-            if theirs != ours:
-                raise CheckpointError(
-                    f"the state was saved with {role} {theirs}, this server has {ours}"
-                )
-        for role, none in YOUNGER.items():
-            theirs = saved.get(role, {"class": none})["class"]
+        for role in ("optimizer", "adapter", "weighting", *YOUNGER):
             ours = type(getattr(self, role)).__name__
+            none = YOUNGER.get(role, ours)
+            theirs = saved.get(role, {"class": none})["class"]
             if theirs not in (none, ours):
                 raise CheckpointError(
                     f"the state was saved with {role} {theirs}, this server has {ours}"
@@ -626,16 +607,20 @@ class Server:
                 f"the state was saved with other groups: {saved['adapter']['groups'][:3]} ... "
                 f"where this server has {list(self._groups.labels[:3])} ..."
             )
-        tensors = self._tensors(average=averaged)
-        for key in {n.split("/", 2)[1] for n in saved["tensors"] if n.startswith("method/")}:
-            views = self.layout.views(self._theta)
-            tensors |= {f"method/{key}/{name}": view for name, view in views.items()}
+        method = {f"method/{key}": self._theta for key in _method_keys(saved["tensors"])}
+        tensors = self._tensors(average=averaged) | self.layout.views_of(method)
         checkpoint.require_same_tensors(saved["tensors"], tensors)
         theirs = {name: len(values) for name, values in saved["adapter"]["state"].items()}
         ours = {name: len(values) for name, values in self._adapter_state.items()}
         if theirs != ours:
             raise CheckpointError(f"the adapter's state is {theirs}, not {ours}")
-        if self.method is None and any(name.startswith("method/") for name in saved["tensors"]):
+        if self.method is None and method:
             raise CheckpointError(
                 "the state has a client method's vectors: give this server its method="
             )
+
+
+def _method_keys(tensors: Mapping[str, Tensor]) -> list[str]:
+    """The names of the vectors that a client method's server half keeps."""
+    names = (name for name in tensors if name.startswith("method/"))
+    return [*dict.fromkeys(name.split("/", 2)[1] for name in names)]
