@@ -182,11 +182,11 @@ def compare(
         one = _group(labels[k], grouping.configs[k], parts[k], paired, metric)
         mean = _averaged(one, parts[k], parts[base] if paired or k == base else {}, metric)
         twins = _twins(grouping, parts, k)
-        groups += _shown(
-            _over_controls(one, parts[k], twins, metric, averaged=False),
-            mean and _over_controls(mean, parts[k], twins, metric, averaged=True),
-            KINDS[one.control].rows if one.control and k != base else (False, True),
-        )
+        # Of some controls only one row is shown.
+        rows = KINDS[one.control].rows if one.control and mean and k != base else (False, True)
+        for row, averaged in ((one, False), (mean, True)):
+            if row and averaged in rows:
+                groups.append(_over_controls(row, parts[k], twins, metric, averaged=averaged))
         notes += _chosen(labels[k], parts[k])
         lengths |= {settings[k].get("rounds"): None} if k == base or paired else {}
     if len(lengths) > 1:
@@ -267,34 +267,23 @@ def _group(
     base: Mapping[Seed, Entry],
     metric: str,
 ) -> Group:
-    values = [entry.value(metric) for entry in cell.values()]
-    final = AVERAGED[FINAL] if metric in AVERAGED.values() else FINAL
-    curves = _curves(cell)
     controls = [entry.control for entry in cell.values() if entry.control]
     factors = [entry["factor"] for entry in controls if "factor" in entry]
     kind = next(iter(cell.values())).kind
     if kind:
         kept = {k: v for k, v in config.items() if not k.startswith("adapter.") and k != CONTROL}
-        config = {**made_of(kind, next(iter(controls))), **kept}
+        config = {**made_of(controls[0]), **kept}
+        if kind == "mean":  # which each seed has of its own
+            del config["adapter.value"]
     return Group(
         label=name,
         config=config,
         runs=[str(entry.folder) for entry in cell.values()],
         seeds=list(map(named_seed, cell)),
-        values=values,
-        mean=fmean(values),
-        std=spread(values),
-        final_mean=fmean(entry.value(final) for entry in cell.values()),
-        difference=_difference(cell, base, metric) if base else None,
         control_of=name.removeprefix("control of ") if kind == "mean" else None,
         factors=factors or None,
         control=kind or None,
-        stability=stability([[*one["accuracy"].values()] for one in curves]) if curves else None,
-        curves=(
-            {name: curve(one[name] for one in curves) for name in ("accuracy", "gsi")}
-            if curves
-            else None
-        ),
+        **_numbers(cell, base, metric, metric, {"accuracy": "accuracy", "gsi": "gsi"}),
     )
 
 
@@ -305,20 +294,37 @@ def _averaged(
     theirs = AVERAGED.get(metric, "")
     if not all(entry.has(theirs) for entry in cell.values()):
         return None
-    values, curves = [entry.value(theirs) for entry in cell.values()], _curves(cell)
     return replace(
         newest,
         label=f"{newest.label}{OF_AVERAGE}",
-        values=values,
-        mean=fmean(values),
-        std=spread(values),
-        final_mean=fmean(entry.value(AVERAGED[FINAL]) for entry in cell.values()),
-        difference=_difference(cell, base, metric, theirs) if base else None,
-        stability=stability([[*one["averaged"].values()] for one in curves]) if curves else None,
-        curves={"accuracy": curve(one["averaged"] for one in curves)} if curves else None,
         averaged_of=newest.label,
         over_newest=_difference(cell, cell, metric, theirs),
+        **_numbers(cell, base, metric, theirs, {"accuracy": "averaged"}),
     )
+
+
+def _numbers(
+    cell: Mapping[Seed, Entry],
+    base: Mapping[Seed, Entry],
+    metric: str,
+    theirs: str,
+    named: Mapping[str, str],
+) -> dict[str, Any]:
+    """The fields of a row that are numbers: `theirs` of its runs, minus `metric` of the base."""
+    values = [entry.value(theirs) for entry in cell.values()]
+    final = AVERAGED[FINAL] if theirs in AVERAGED.values() else FINAL
+    curves = [entry.curves for entry in cell.values() if entry.curves is not None]
+    numbers: dict[str, Any] = {
+        "values": values,
+        "mean": fmean(values),
+        "std": spread(values),
+        "final_mean": fmean(entry.value(final) for entry in cell.values()),
+        "difference": _difference(cell, base, metric, theirs) if base else None,
+    }
+    if len(curves) == len(cell):  # else a run has no rounds
+        numbers["stability"] = stability([[*one[named["accuracy"]].values()] for one in curves])
+        numbers["curves"] = {k: curve(one[key] for one in curves) for k, key in named.items()}
+    return numbers
 
 
 def _twins(
@@ -358,13 +364,6 @@ def _over_controls(
     return replace(row, over_control=mean, over_controls=over) if over else row
 
 
-def _shown(newest: Group, mean: Group | None, rows: Sequence[bool]) -> list[Group]:
-    """The rows of a group: its newest models, the average of them; of some controls only one."""
-    if mean is None:
-        return [newest]
-    return [row for row, averaged in ((newest, False), (mean, True)) if averaged in rows]
-
-
 def _chosen(label: str, cell: Mapping[Seed, Entry]) -> list[str]:
     """How the constant of these controls was chosen, if it was."""
     first = next(iter(cell.values()))
@@ -381,12 +380,6 @@ def _chosen(label: str, cell: Mapping[Seed, Entry]) -> list[str]:
         edge = "; it is at the end of these: --factors takes others"
     what = "the validation data" if "validation" in str(by) else "the test data"
     return [f"{label}: the best{best} by {by}, on {what}, of {', '.join(seeds)}; {so}{edge}"]
-
-
-def _curves(cell: Mapping[Seed, Entry]) -> list[Mapping[str, Series]]:
-    """Of every run; none if one has no rounds."""
-    curves = [entry.curves for entry in cell.values() if entry.curves is not None]
-    return curves if len(curves) == len(cell) else []
 
 
 def _left_out(*cells: Mapping[Seed, Entry]) -> set[Seed]:

@@ -45,16 +45,15 @@ def compare(
 
 def show_comparison(comparison: Comparison) -> None:
     """The table, the differences by seed, and the notes."""
-    made = table("")
+    rows = [_row(group, comparison) for group in comparison.groups]
+    # A column in which no group has anything is left out.
+    heads = [head for head in rows[0] if any(row[head] for row in rows)]
+    made = table("", *heads)
     if len(comparison.groups) > 1:
         made.caption = escape(f"Baseline: {comparison.baseline}")
         made.caption_justify, made.caption_style = "left", "none"
-    rows = [_row(group, comparison) for group in comparison.groups]
-    # A column in which no group has anything is left out.
-    for head in [head for head in rows[0] if any(row[head] for row in rows)]:
-        made.add_column(head, justify="right", no_wrap=True)
     for group, row in zip(comparison.groups, rows, strict=True):
-        made.add_row(escape(group.label), *(row[str(c.header)] for c in made.columns[1:]))
+        made.add_row(escape(group.label), *(row[head] for head in heads))
     print_wide(made)
     unit = " in percentage points" if _in_percent(comparison) else ""
     if any(group.difference for group in comparison.groups):

@@ -101,10 +101,6 @@ def run(
     kept: Results = RESULTS,
 ) -> None:
     """Run what is missing of an experiment; the same command goes on after any interruption."""
-    from fedglad.cli.progress import ShowSweep, follow
-    from fedglad.config.keys import label
-    from fedglad.runs.folder import make_folder
-    from fedglad.runs.sweeping import DONE, sweep
     from fedglad.studies.paper import work
     from fedglad.studies.paper.experiments import find
 
@@ -117,13 +113,8 @@ def run(
             say(f"{todo.there} runs are there already.")
         for reason, count in Counter(todo.absent.values()).items():
             say(f"{count} cells are left out: {reason}.")
-        ready = fetched(todo.tasks)
-        make_folder(out)
-        ends = follow(sweep(ready, jobs=cores(jobs)), ShowSweep(ready, quiet=False))
-    failed = [event for event in ends if event.what not in DONE]
-    for event in failed:
-        error(f"{label(event.task.settings)}: {event.reason}  (log: {event.task.folder}/log.txt)")
-    if failed or len(ready) < len(todo.tasks):
+        complete = run_all(todo.tasks, out, jobs)
+    if not complete:
         raise typer.Exit(1)
     say(f"The table: fedglad paper table {name}")
 
@@ -210,15 +201,28 @@ def seeds_of(texts: list[str] | None) -> list[int]:
         raise PaperError(f"--seeds {text!r}: write whole numbers, 1,2,3") from None
 
 
+def run_all(tasks: list[Task], out: Path, jobs: int | None) -> bool:
+    """A sweep of the tasks; whether all came to their end. Why one did not is reported."""
+    from fedglad.cli.progress import ShowSweep, follow
+    from fedglad.runs.folder import make_folder
+    from fedglad.runs.sweeping import DONE, sweep
+
+    ready = fetched(tasks)
+    make_folder(out)
+    ends = follow(sweep(ready, jobs=cores(jobs)), ShowSweep(ready, quiet=False))
+    failed = [event for event in ends if event.what not in DONE]
+    for event in failed:
+        error(f"{event.task.label}: {event.reason}  (log: {event.task.folder}/log.txt)")
+    return not failed and len(ready) == len(tasks)
+
+
 def fetched(tasks: list[Task]) -> list[Task]:
     """The tasks whose data and weights are here now; why others cannot be run is reported once."""
     from fedglad.cli.fetching import fetch_for
-    from fedglad.config.keys import label
     from fedglad.data.sources import DataError
 
     reasons: dict[str, str] = {}  # by data and model; empty if they are here
-    ready: list[Task] = []
-    lacking: dict[str, list[Task]] = {}
+    lacking: dict[str, list[Task]] = {}  # by the reason
     for task in tasks:
         tree = task.config.to_dict()
         key = json.dumps([tree["data"], tree["model"]], sort_keys=True)
@@ -228,11 +232,11 @@ def fetched(tasks: list[Task]) -> list[Task]:
                 reasons[key] = ""
             except DataError as reason:
                 reasons[key] = str(reason)
-        kind = lacking.setdefault(reasons[key], []) if reasons[key] else ready
-        kind.append(task)
+        lacking.setdefault(reasons[key], []).append(task)
+    ready = lacking.pop("", [])
     for reason, (first, *others) in lacking.items():
         more = f" and {len(others)} more run{'s' * (len(others) > 1)}" if others else ""
-        error(f"{label(first.settings)}{more} cannot be run: {reason}")
+        error(f"{first.label}{more} cannot be run: {reason}")
     return ready
 
 

@@ -7,7 +7,8 @@ import typer
 
 from fedglad.cli import paper
 from fedglad.cli.console import error, mistakes, print_json, say
-from fedglad.cli.options import AsJson, Jobs, RunsOut, cores
+from fedglad.cli.options import AsJson, Jobs, RunsOut
+from fedglad.cli.paper import Results
 from fedglad.cli.sweep import STOPPED
 
 app = typer.Typer(
@@ -25,7 +26,6 @@ Only = Annotated[
     list[str] | None,
     typer.Option(metavar="WORDS", help="Only cells with these parts: 'digits-cnn uniform-10'."),
 ]
-Results = Annotated[Path, typer.Option("--results", help="The folder of exported results.")]
 
 
 @app.command("list")
@@ -63,9 +63,6 @@ def run(
     kept: Results = RESULTS,
 ) -> None:
     """Run what is missing of a study, and keep it; the same command goes on after a stop."""
-    from fedglad.cli.progress import ShowSweep, follow
-    from fedglad.runs.folder import make_folder
-    from fedglad.runs.sweeping import DONE, sweep
     from fedglad.studies.participation import results
     from fedglad.studies.participation.cells import cells
 
@@ -76,16 +73,11 @@ def run(
         every = results.tasks(chosen, paper.seeds_of(draws), out)
         todo = [t for t in every if t.settings["draw"] not in there[t.settings["cell"]]]
         say(f"{len(every) - len(todo)} of {len(every)} runs are there already.")
-        ready = paper.fetched(todo)
-        make_folder(out)
         try:
-            ends = follow(sweep(ready, jobs=cores(jobs)), ShowSweep(ready, quiet=False))
+            complete = paper.run_all(todo, out, jobs)
         finally:
             results.export(chosen, out, kept)
-    failed = [event for event in ends if event.what not in DONE]
-    for event in failed:
-        error(f"{event.task.label}: {event.reason}  (log: {event.task.folder}/log.txt)")
-    if failed or len(ready) < len(todo):
+    if not complete:
         raise typer.Exit(1)
     say(f"The tables: fedglad study table {name}")
 

@@ -101,14 +101,11 @@ def show_tuning(tuning: "Tuning") -> None:
     """The trials, the best first, and its settings as arguments."""
     from fedglad.config.keys import label, shown
 
-    made = table("score")
-    keys = list(tuning.grid)
-    for key in keys:
-        made.add_column(escape(key), justify="right", no_wrap=True)
+    made = table("score", *map(escape, tuning.grid))
     made.add_column("run", overflow="fold")
     for trial in tuning.trials:
         figure = f"{trial.score:.4f}" if trial.score is not None else trial.status
-        values = (escape(shown(trial.settings[key])) for key in keys)
+        values = (escape(shown(trial.settings[key])) for key in tuning.grid)
         made.add_row(figure, *values, escape(str(trial.folder)))
     print_wide(made)
     what = "the mean training loss" if tuning.metric == "train_loss" else tuning.metric

@@ -12,17 +12,7 @@ from typing import Any, Literal, get_args
 from fedglad.core import checksums, files
 from fedglad.core.memory import as_pairs, path_of, problem_of
 from fedglad.runs.models import file_of, named
-from fedglad.runs.reader import (
-    BEST,
-    CONTROL_FILE,
-    FILES,
-    MODELS,
-    Run,
-    RunError,
-    is_run,
-    no_folder,
-    objects,
-)
+from fedglad.runs.reader import BEST, CONTROL_FILE, MODELS, Run, RunError, objects, require_run
 from fedglad.runs.summary import disagreement
 
 State = Literal["good", "no checksum", "damaged", "missing", "left behind"]
@@ -88,10 +78,7 @@ def check(folder: Path) -> Check:
     >>> check(run.folder).good  # every file is as it was written
     True
     """
-    if not folder.is_dir():
-        raise RunError(no_folder(folder))
-    if not is_run(folder):
-        raise RunError(f"{folder} is not a run: it has no {', no '.join(FILES)}")
+    require_run(folder)
     return Check(folder, tuple(_files(Run(folder))))
 
 

@@ -92,11 +92,8 @@ class Controls:
             self.means.discard(task.folder)
             made += self._follow(task, family) if done else []
         for family in self.families.values():
-            if (
-                family.trials
-                and family.chosen is None
-                and family.trials.keys() <= self.ended.keys()
-            ):
+            over = family.trials and family.trials.keys() <= self.ended.keys()
+            if over and family.chosen is None:
                 made += self._choose(family)
         return made
 
@@ -259,22 +256,14 @@ def _weighted(groups: Mapping[str, Mapping[str, float]], sizes: Mapping[str, flo
 
 def mark(folder: Path, entry: Mapping[str, Any]) -> None:
     """Notes in a control's folder whose it is; a constant may be chosen on several seeds."""
-    known, new = Run(folder).control_of(), dict(entry)
-    for one in (one for one in known if _who(one) == _who(entry)):
-        seeds = {json.dumps(seed): seed for seed in (*one.get("on", []), *new.get("on", []))}
-        new = {**one, **new} | ({"on": list(seeds.values())} if seeds else {})
-    places = [k for k, one in enumerate(known) if _who(one) == _who(entry)]
-    notes = [one for k, one in enumerate(known) if k not in places[1:]]
-    if places:
-        notes[places[0]] = new
-    else:
-        notes.append(new)
-    if notes != known:
+    known, notes = Run(folder).control_of(), dict[str, dict[str, Any]]()
+    for one in (*known, entry):
+        # What makes two entries one: the kind, the constant, and of a mean its rule.
+        who = json.dumps([kind_of(one), one.get("factor"), one.get("adapter")], sort_keys=True)
+        before = notes.get(who, {})
+        seeds = {json.dumps(seed): seed for seed in (*before.get("on", []), *one.get("on", []))}
+        notes[who] = {**before, **one} | ({"on": list(seeds.values())} if seeds else {})
+    if known != [*notes.values()]:
         folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"control_of": notes}, indent=2)
+        text = json.dumps({"control_of": [*notes.values()]}, indent=2)
         write_text(folder / CONTROL_FILE, json_with_crc(f"{text}\n"))
-
-
-def _who(entry: Mapping[str, Any]) -> list[Any]:
-    """What makes two entries one: the kind, the constant, and of a mean its rule."""
-    return [kind_of(entry), entry.get("factor"), entry.get("adapter")]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedglad.core import checkpoint, files
 from fedglad.runs.checkpoints import newest
 from fedglad.runs.models import apart
-from fedglad.runs.reader import BEST, FILES, Run, RunError, is_run, no_folder
+from fedglad.runs.reader import BEST, Run, RunError, no_folder, require_run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,10 +84,7 @@ def export(
     """
     folder, path = Path(run.folder if isinstance(run, Run) else run), Path(to)
     _require_free(path, force=force)
-    if not folder.is_dir():
-        raise RunError(no_folder(folder))
-    if not is_run(folder):
-        raise RunError(f"{folder} is not a run: it has no {', no '.join(FILES)}")
+    require_run(folder)
     which = "_".join([*(["best"] if best else []), *(["averaged"] if averaged else [])]) or "model"
     state, meta, source = _best(folder, which) if best else _last(folder, which)
     try:

@@ -275,10 +275,7 @@ class Run:
 
     def read(self) -> RunView:
         """The run as it is now, in any state; RunError if the folder is none of a run."""
-        if not os.path.isdir(self.folder):
-            raise RunError(no_folder(self.folder))
-        if not is_run(self.folder):
-            raise RunError(f"{self.folder} is not a run: it has no {', no '.join(FILES)}")
+        require_run(self.folder)
         missing: list[str] = []
         config = self._config(missing)
         summary = None
@@ -417,6 +414,14 @@ def objects(records: list[Any]) -> list[dict[str, Any]]:
 def is_run(folder: Path, files: Sequence[str] = FILES) -> bool:
     """Whether a folder has anything of a run in it."""
     return any(os.path.lexists(folder / name) for name in files)
+
+
+def require_run(folder: Path) -> None:
+    """Raises RunError for what is no folder, or has nothing of a run in it."""
+    if not os.path.isdir(folder):
+        raise RunError(no_folder(folder))
+    if not is_run(folder):
+        raise RunError(f"{folder} is not a run: it has no {', no '.join(FILES)}")
 
 
 def run_folders(paths: Iterable[Path], files: Sequence[str] = FILES) -> list[Path]:

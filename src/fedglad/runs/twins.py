@@ -85,12 +85,10 @@ def kind_of(entry: Mapping[str, Any]) -> str:
 
 def fits(entry: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
     """Whether a run is what an entry in its folder says; one that was overwritten is not."""
-    keys = flat({name: config.get(name) or {} for name in ("adapter", "server")})
-    if kind_of(entry) == "linear":
-        return (keys.get("adapter.name"), keys.get("server.schedule")) == ("none", "linear")
     if kind_of(entry) == "mean" and not isinstance(entry["adapter"], dict):
         return False
-    return keys.get("adapter.name") == "fixed" and keys.get("adapter.value") == entry["factor"]
+    keys = flat({name: config.get(name) or {} for name in ("adapter", "server")})
+    return made_of(entry).items() <= keys.items()
 
 
 def words_of(entry: Mapping[str, Any]) -> str:
@@ -104,16 +102,15 @@ def words_of(entry: Mapping[str, Any]) -> str:
     return f"{KINDS[kind].words}{chosen}"
 
 
-def made_of(kind: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that all controls of an entry's kind have, however many seeds there are.
+def made_of(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that make a run the control that an entry describes.
 
-    >>> made_of("tuned", {"kind": "tuned", "factor": 1.25})
+    >>> made_of({"kind": "tuned", "factor": 1.25})
     {'adapter.name': 'fixed', 'adapter.value': 1.25}
     """
-    if kind == "linear":
+    if kind_of(entry) == "linear":
         return {"adapter.name": "none", "server.schedule": "linear"}
-    constant = {} if kind == "mean" else {"adapter.value": entry["factor"]}
-    return {"adapter.name": "fixed", **constant}
+    return {"adapter.name": "fixed", "adapter.value": entry["factor"]}
 
 
 def replaces(kind: str, key: str) -> bool:

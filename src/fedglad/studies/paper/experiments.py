@@ -172,28 +172,17 @@ def _similarity() -> Iterator[Cell]:
     yield second
 
 
-def _controls() -> Iterator[Cell]:
-    plain, glad, *_ = _main(0.1, ["mnist"])
-    yield plain
-    yield glad
-    ours = {"baseline": plain.label, "published": None, "ours": "not in the paper"}
-    pooled = {**plain.overrides, "adapter.name": "pooled"}
-    yield replace(plain, label=f"{plain.label} + pooled", overrides=pooled, **ours)
-    smaller = {**plain.overrides, "server.lr": 0.8}
-    yield replace(plain, label=f"{plain.label}, server rate 0.8", overrides=smaller, **ours)
-
-
-def _averages() -> Iterator[Cell]:
-    """The cells of `draws` with and without FedGLAD, and two controls; all keep an average."""
-    extra = {**settings.THEIR_DRAWS, "average.name": "ema"}
+def _controls(
+    controls: Mapping[str, Mapping[str, Any]], extra: Mapping[str, Any] | None = None
+) -> Iterator[Cell]:
+    """FedAvg on MNIST, with FedGLAD, and with other keys, each by what they add to the label."""
     plain, glad, *_ = _main(0.1, ["mnist"], extra)
     yield plain
     yield glad
     ours = {"baseline": plain.label, "published": None, "ours": "not in the paper"}
-    larger = {**plain.overrides, "adapter.name": "fixed", "adapter.value": 1.5}
-    yield replace(plain, label=f"{plain.label}, factor 1.5", overrides=larger, **ours)
-    repaired = {**plain.overrides, "estimator.name": "varp"}
-    yield replace(plain, label=f"{plain.label} + FedVARP", overrides=repaired, **ours)
+    for words, keys in controls.items():
+        overrides = {**plain.overrides, **keys}
+        yield replace(plain, label=f"{plain.label}{words}", overrides=overrides, **ours)
 
 
 _CELLS: dict[str, Iterable[Cell]] = {
@@ -215,8 +204,16 @@ _CELLS: dict[str, Iterable[Cell]] = {
     "norm-ratio": _norm_ratio(),
     "similarity": _similarity(),
     "draws": _main(0.1, ["mnist"], settings.THEIR_DRAWS),
-    "averages": _averages(),
-    "controls": _controls(),
+    "averages": _controls(  # the cells of `draws`; all keep an average
+        {
+            ", factor 1.5": {"adapter.name": "fixed", "adapter.value": 1.5},
+            " + FedVARP": {"estimator.name": "varp"},
+        },
+        {**settings.THEIR_DRAWS, "average.name": "ema"},
+    ),
+    "controls": _controls(
+        {" + pooled": {"adapter.name": "pooled"}, ", server rate 0.8": {"server.lr": 0.8}}
+    ),
 }
 _TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 EXPERIMENTS = {
