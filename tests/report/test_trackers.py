@@ -166,6 +166,8 @@ def expected(folder: Path) -> dict[str, dict[int, float]]:
         row: dict[str, float | None] = {
             "test/accuracy": found["test_accuracy"],
             "test/loss": found["test_loss"],
+            "averaged/accuracy": found.get("averaged_accuracy"),
+            "averaged/loss": found.get("averaged_loss"),
             "train/loss": found["train_loss"],
             "gsi/all": found["gsi_all"],
             "gsi/unfiltered": found["gsi_unfiltered"],
