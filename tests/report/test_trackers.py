@@ -221,7 +221,8 @@ def test_a_run_is_read_back_as_it_is(to: str, digits: Path, tmp_path: Path):
     assert sorted(found.scalars["test/accuracy"]) == [2, 4, 6]
     assert sorted(found.scalars["gsi/usual"]) == list(range(Alarm().warmup + 1, 7))
     summary = json.loads((digits / "summary.json").read_text())
-    numbers = ("last10_accuracy", "final_accuracy", "rounds", "skipped", "seconds")
+    numbers = ["last10_accuracy", "final_accuracy", "rounds", "skipped", "seconds"]
+    numbers += ["last10_averaged_accuracy", "final_averaged_accuracy"]
     assert found.summary == pytest.approx({f"summary/{k}": summary[k] for k in numbers}, rel=1e-6)
     config = flat(tomllib.loads((digits / "config.toml").read_text()))
     assert set(found.config) == set(config)
