@@ -466,13 +466,13 @@ class Server:
         if not np.isfinite(factors.scale).all():
             raise Skipped(f"{self.adapter} gave a factor that is not finite")
         estimate = self._estimate(intake, shift)
+        step, numbers = self.optimizer.prepare(stats, self._numbers, self.round)
 
         if self._direction is not None and self.adapter.direction is not None:
             self._direction.lerp_(mean, 1 - self.adapter.direction)
         if intake.taking is not None and estimate is not None:
             intake.taking.commit()
             mean.copy_(estimate)
-        step, numbers = self.optimizer.prepare(stats, self._numbers, self.round)
         self._move(stats, factors, shift, step)
         self._numbers = dict(numbers)
         self._buffers.update(intake.new_buffers())
