@@ -244,6 +244,49 @@ class Record:
         }
 
 
+SHARES = ("accuracy", "f1", "iou", "dice")
+"""How the name of a metric ends that is a share of one, and is shown as a percentage."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Which metric of a task tables, tuning and stopping look at, and whether more is better.
+
+    >>> Score().text(0.8125), Score("perplexity", higher=False).text(4.5)
+    ('81.2 %', '4.5')
+    """
+
+    name: str = "accuracy"
+    higher: bool = True
+
+    @property
+    def share(self) -> bool:
+        """Whether it is a share of one."""
+        return self.name.endswith(SHARES)
+
+    def better(self, new: float, old: float) -> bool:
+        """Whether the new one is better than the old."""
+        return new > old if self.higher else new < old
+
+    def text(self, value: float | None) -> str:
+        """The number as people read it."""
+        if value is None:
+            return "–"
+        return f"{100 * value:.1f} %" if self.share else f"{value:.4g}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a record has it."""
+        return {"name": self.name, "higher": self.higher}
+
+
+ACCURACY = Score()
+"""That of classification, which records do not name."""
+
+READOUTS = ("test", "averaged", "validation", "averaged_validation")
+"""The models and samples of a round that metrics are of: θ and the average on the test set, and
+both on the validation set."""
+
+
 @dataclass(frozen=True)
 class Round:
     """One round of a run: who took part, what the server did, and how good the model is now.
@@ -263,6 +306,8 @@ class Round:
     validation_accuracy: float | None = None
     averaged_validation_loss: float | None = None
     averaged_validation_accuracy: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict[str, float])  # others: test_perplexity
+    score: Score = ACCURACY
     label_similarity: float | None = None
     alarm: str | None = None  # "one-sided", "outlier": see trust.py
     seconds: dict[str, float] = field(default_factory=dict[str, float])
@@ -270,11 +315,15 @@ class Round:
     def to_dict(self) -> dict[str, Any]:
         """One line of a run's `rounds.jsonl`."""
         further: dict[str, Any] = {}
-        for which in ("averaged", "validation", "averaged_validation"):
-            accuracy = getattr(self, f"{which}_accuracy")
+        for which in READOUTS[1:]:
+            loss, accuracy = self.metric(f"{which}_loss"), self.metric(f"{which}_accuracy")
+            if loss is not None or accuracy is not None:
+                further[f"{which}_loss"] = _finite(loss)
             if accuracy is not None:
-                further[f"{which}_loss"] = _finite(getattr(self, f"{which}_loss"))
                 further[f"{which}_accuracy"] = accuracy
+        further |= {name: _finite(value) for name, value in self.metrics.items()}
+        if self.score != ACCURACY:
+            further["score"] = self.score.to_dict()
         return {
             "round": self.t,
             **self.record.to_dict(),
@@ -285,6 +334,22 @@ class Round:
             "alarm": self.alarm,
             "seconds": self.seconds,
         }
+
+    def metric(self, name: str) -> float | None:
+        """A metric by its name in the record, "test_accuracy"; None if it was not measured."""
+        return self.metrics[name] if name in self.metrics else getattr(self, name, None)
+
+    def scored(self, which: str = "test") -> float | None:
+        """The task's score of one of READOUTS."""
+        return self.metric(f"{which}_{self.score.name}")
+
+    @classmethod
+    def measured(cls, *args: Any, metrics: Mapping[str, float], **others: Any) -> "Round":
+        """A round with metrics by their names in the record."""
+        known = {f"{which}_{name}" for which in READOUTS for name in ("loss", "accuracy")}
+        named = {name: value for name, value in metrics.items() if name in known}
+        further = {name: value for name, value in metrics.items() if name not in known}
+        return cls(*args, **named, metrics=further, **others)
 
 
 def _finite(value: float | None) -> float | None:
