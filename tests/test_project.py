@@ -26,6 +26,7 @@ core
 optimizers filters weights trust adapters averages estimators
 server
 data
+tasks
 samplers clients models
 simulation
 config

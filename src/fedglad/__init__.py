@@ -37,7 +37,12 @@ __path__ = [*__path__, f"{__path__[0]}/moved"]  # names of 0.1 that have moved
 
 
 def simulate(
-    config: Any, overrides: Mapping[str, Any] | None = None, *, model: Any = None, data: Any = None
+    config: Any,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    model: Any = None,
+    data: Any = None,
+    task: Any = None,
 ) -> "Iterator[Round]":
     """Runs a preset, a TOML file or a Config, and yields each round as it is done.
 
@@ -47,8 +52,9 @@ def simulate(
     1 5 stepped
 
     With own objects, `model` is a module, and `data` has `clients`, `size(k)`, `client(k)` and
-    `test()`, the last two giving (x, y).
+    `test()`, the last two giving (x, y); `task` has `loss(model, batch)` and
+    `metrics(model, batch)`.
     """
     from fedglad.config.schema import simulate
 
-    return simulate(config, overrides, model=model, data=data)
+    return simulate(config, overrides, model=model, data=data, task=task)

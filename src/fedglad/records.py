@@ -344,7 +344,7 @@ class Round:
         return self.metric(f"{which}_{self.score.name}")
 
     @classmethod
-    def measured(cls, *args: Any, metrics: Mapping[str, float], **others: Any) -> "Round":
+    def measured(cls, *args: Any, metrics: Mapping[str, float], **others: Any) -> Round:
         """A round with metrics by their names in the record."""
         known = {f"{which}_{name}" for which in READOUTS for name in ("loss", "accuracy")}
         named = {name: value for name, value in metrics.items() if name in known}

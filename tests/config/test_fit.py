@@ -15,8 +15,8 @@ from run_support import Normed, tiny_data
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
-from fedglad.config.fit import check
 from fedglad.config.schema import ConfigError, load, simulate
+from fedglad.config.trial import check
 from fedglad.data.digits import Digits
 from fedglad.runs import execute
 
@@ -120,13 +120,12 @@ def test_a_label_that_only_clients_have_counts():
     assert "10 classes need" in refusal({}, model=nn.Linear(64, 9), data=data)
 
 
-def test_targets_that_are_no_labels_need_no_number_of_classes():
+@pytest.mark.parametrize("shape", [(20,), (20, 3)])
+def test_targets_that_are_no_labels_are_refused(shape: tuple[int, ...]):
     data = tiny_data(5, 5, 5, 5, 5)
-    data.test_y = torch.rand(20)
-    assert load("digits")[1].plan(model=nn.Linear(64, 3), data=data)
-    data.test_y = torch.rand(20, 3)  # accuracy would mean nothing
-    with pytest.raises(ValueError, match="a sample needs one label"):
-        load("digits")[1].plan(model=nn.Linear(64, 3), data=data)
+    data.test_y = torch.rand(shape)
+    with pytest.raises(ValueError, match=r"float32, no labels: for numbers set task.name=regres"):
+        load("digits")[1].plan(model=nn.Linear(64, 10), data=data)
 
 
 def test_an_empty_test_set_is_said():

@@ -175,7 +175,7 @@ class Numbers:
         return 4
 
     def client(self, k: int) -> tuple[Tensor, Tensor]:
-        return torch.zeros(4, 64), torch.zeros(4, 10)
+        return torch.zeros(4, 1, 8, 8), torch.zeros(4, 10)
 
     def test(self) -> tuple[Tensor, Tensor]:
         return self.client(0)
@@ -185,7 +185,7 @@ class Numbers:
     ("name", "said"),
     [
         ("a_tuple", "the data is a tuple without clients, size, client, test"),
-        ("Numbers", r"targets are \(10,\) numbers each: a sample needs one label"),
+        ("Numbers", r"the targets are float32, no labels: for numbers set task.name=regression"),
     ],
 )
 def test_data_of_the_wrong_kind_is_told_before_the_run(name: str, said: str):

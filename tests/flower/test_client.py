@@ -73,7 +73,7 @@ def test_a_model_is_tested_as_in_the_simulator():
     data = Partitioned(x, y, x, y, [stream(SEED, "owners").permutation(2345)])
     model = network()
     found = engine(model, data, Plain()).evaluate(Server(model).packed)
-    assert score(model, x, y) == found
+    assert score(model, x, y) == (found["loss"], found["accuracy"])
 
 
 def test_threads_stay_as_they_were():

@@ -278,11 +278,12 @@ def test_two_clients_and_one_parameter_by_hand(
         **own[method],
         **ENGINES[engine],
     }
-    monkeypatch.setattr("fedglad.simulation.simulation.cross_entropy", half_square)
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
     thetas: list[float] = []
-    with closing(Simulation(load("digits", given)[1].plan(model=model, data=Two()))) as simulation:
+    with closing(
+        Simulation(load("digits", given)[1].plan(model=model, data=Two(), task=half_square))
+    ) as simulation:
         for _ in simulation.rounds():
             thetas.append(simulation.server.params["weight"].item())
         sent = {name: vector[0].item() for name, vector in simulation.server.sent.items()}
@@ -548,7 +549,11 @@ SPOILT: dict[str, tuple[Spoil, str]] = {
     "another feature shape": (lambda x, y: (x[:, :5], y), "RuntimeError"),
     "another rank, which the model flattens": (lambda x, y: (x.unsqueeze(2), y), ""),
     "another rank, smaller": (lambda x, y: (x[:, 0], y), "Error"),
-    "another dtype": (lambda x, y: (x.double(), y), "RuntimeError"),
+    "another dtype, of which nothing is lost": (lambda x, y: (x.double(), y), ""),
+    "another dtype, in which it is lost": (
+        lambda x, y: (x.double() * 1e300, y),
+        "beyond the range",
+    ),
     "labels that are not there": (lambda x, y: (x, y + 10), "Error"),
     "targets of another shape": (lambda x, y: (x, y.unsqueeze(1)), "Error"),
     "targets of another dtype": (lambda x, y: (x, y.float()), "Error"),
@@ -591,6 +596,7 @@ def test_nan_of_one_client_poisons_that_client_alone(name: str, value: float, ba
     torch.manual_seed(3)
     sizes = (8, 8, 8, 3, 8)
     data, whole, model = images(*sizes), images(*sizes), MODELS[name]()
+    data.test_x = data.test_x.clone()
     start = sum(sizes[:bad])
     data.x[start : start + sizes[bad]] = value
     given = {

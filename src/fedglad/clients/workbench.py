@@ -7,6 +7,7 @@ optimizer's step and the final difference are single operations on one vector.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +16,14 @@ from torch.nn.functional import cross_entropy
 
 from fedglad.clients.local_optimizers import move, slot_names
 from fedglad.clients.method import Loss, Memory, Plain, Prepare
+from fedglad.core import batch
 from fedglad.core.layout import split
+from fedglad.tasks.base import Task, as_task
 
 PIECE = 2_000_000  # elements whose squares one float32 sum takes
 
 
-def as_stored(x: Tensor, training: bool) -> Tensor:
+def as_stored(x: Any, training: bool) -> Any:
     """For data that is ready for the model."""
     return x
 
@@ -48,9 +51,10 @@ class Workbench:
     tensor([[0.2000]])
     """
 
-    def __init__(self, model: nn.Module, loss: Loss = cross_entropy) -> None:
+    def __init__(self, model: nn.Module, loss: Loss | Task = cross_entropy) -> None:
+        """`loss` is a function of scores and targets, or a task."""
         self.model = model
-        self.loss = loss
+        self.task = as_task(loss)
         self.layout, parameters, _ = split(model)
         if not self.layout.exact:
             raise ValueError(
@@ -93,8 +97,8 @@ class Workbench:
         client: Plain,
         theta: Tensor,
         buffers: Mapping[str, Tensor],
-        x: Tensor,
-        y: Tensor,
+        x: Any,
+        y: Any,
         rng: np.random.Generator,
         *,
         order: np.random.Generator | None = None,
@@ -105,10 +109,11 @@ class Workbench:
     ) -> Result:
         """One client's round; the difference θ − θ_k is written to `out`, if given.
 
+        Inputs x and targets y are tensors, or tuples or dicts of them; y may be None.
         torch's generator is seeded from `rng`, and the batches are drawn from `order`, or from
         `rng` too.
         """
-        if not len(y):
+        if not (n := batch.length(x if y is None else y)):
             raise ValueError("the client has no samples")
         memory = memory or dict.fromkeys(client.remembers, self.zeros)
         memory |= {name: torch.zeros_like(self.w) for name in client.scratch}
@@ -117,13 +122,13 @@ class Workbench:
         self.load(theta, buffers)
         self.model.train()
         slots = {name: torch.zeros_like(self.w) for name in slot_names(client)}
-        total = client.count(len(y))
+        total = client.count(n)
         losses = torch.zeros((), device=theta.device)
-        for step, batch in enumerate(client.batches(len(y), order or rng)):
-            index = torch.from_numpy(batch).to(x.device)
+        for step, rows in enumerate(client.batches(n, order or rng)):
+            index = torch.from_numpy(rows).to(theta.device)
             self.grad.zero_()
-            inputs = prepare(x.index_select(0, index), True)
-            loss = self.loss(self.model(inputs), y.index_select(0, index))
+            inputs = prepare(batch.rows_of(x, index), True)
+            loss = self.task.loss(self.model, (inputs, batch.rows_of(y, index)))
             loss.backward()
             losses += loss.detach()
             client.correct(self.grad, self.w, theta, memory, sent)

@@ -30,10 +30,11 @@ from fedglad import (
     models,
     optimizers,
     samplers,
+    tasks,
     trust,
     weights,
 )
-from fedglad.config.fit import agree, check
+from fedglad.config.fit import agree
 from fedglad.config.keys import flat
 from fedglad.config.presets import PRESETS, Preset
 from fedglad.core import guard, user_code
@@ -41,6 +42,7 @@ from fedglad.core.build import build, settings_of
 from fedglad.data.validation import held_out, with_validation
 from fedglad.server.compatibility import refuse
 from fedglad.simulation import engines
+from fedglad.tasks.classification import Classification
 
 if TYPE_CHECKING:
     from torch import nn
@@ -54,6 +56,7 @@ is taken for one of today."""
 
 REGISTRIES: dict[str, Mapping[str, Any]] = {
     "data": data.REGISTRY,
+    "task": tasks.REGISTRY,
     "model": models.REGISTRY,
     "client": clients.REGISTRY,
     "sampler": samplers.REGISTRY,
@@ -69,6 +72,7 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
 }
 
 YOUNGER = {
+    "task": Classification,
     "estimator": estimators.NoEstimator,
     "guard": guard.NoGuard,
     "trust": trust.NoTrust,
@@ -142,7 +146,7 @@ class Config:
             for section, count in {"data": "clients", "sampler": "clients_per_round"}.items():
                 if hasattr(sections[section], count):
                     sections[section] = replace(sections[section], **{count: 1})
-        others = ("data", "model", "guard", "trust", "engine")
+        others = ("data", "task", "model", "guard", "trust", "engine")
         parts = {name: part for name, part in sections.items() if name not in others}
         try:
             if not any(isinstance(part, Unloaded) for part in parts.values()):
@@ -183,13 +187,15 @@ class Config:
                 lines.append(line if value is not None else f"# {line}")
         return "\n".join(lines) + "\n"
 
-    def plan(self, *, model: nn.Module | None = None, data: Any = None) -> Parts:
-        """What the configuration stands for; `model` and `data` take the place of its own."""
+    def plan(self, *, model: nn.Module | None = None, data: Any = None, task: Any = None) -> Parts:
+        """What the configuration stands for; `model`, `data` and `task` take its own's place."""
         import torch
         from torch import nn
 
+        from fedglad.config.trial import check
         from fedglad.rng import stream
         from fedglad.simulation.simulation import Parts
+        from fedglad.tasks.base import as_task
 
         self.require_loaded()
         parts = self.sections
@@ -202,7 +208,8 @@ class Config:
             model = _built("model", parts["model"], nn.Module)
         assert model is not None
         data = self.load_data() if data is None else data
-        check(model, data, name, settings)
+        task = parts["task"] if task is None else as_task(task)
+        check(model, data, name, settings, task=task, batch_size=parts["client"].batch_size or 64)
         seed, share = getattr(parts["data"], "seed", 0), getattr(parts["data"], "validation", 0.0)
         data = held_out(data, share, seed if isinstance(seed, int) else 0)
         return Parts(
@@ -211,6 +218,7 @@ class Config:
             eval_every=self.eval_every,
             model=model,
             data=data,
+            task=task,
             client=parts["client"],
             sampler=parts["sampler"],
             optimizer=parts["server"].within(self.rounds),
@@ -248,7 +256,11 @@ class Config:
 
         That is how the run was begun, and so it goes on.
         """
-        none = {name: cls() for name, cls in YOUNGER.items() if f"[{name}]" not in text}
+        none = {
+            name: cls()
+            for name, cls in YOUNGER.items()
+            if f"[{name}]" not in text and name != "task"  # of which the default is the old one
+        }
         return replace(self, sections={**self.sections, **none})
 
     def hash(self) -> str:
@@ -260,7 +272,7 @@ class Config:
         if getattr(self.sections["engine"], "exact", True):
             del tree["engine"]
         for section, none in YOUNGER.items():
-            if isinstance(self.sections.get(section), none):
+            if self.sections.get(section) == none():
                 del tree[section]  # as it was before there was one
         if not getattr(self.sections.get("filter"), "needs_trust", False):
             tree.pop("trust", None)
@@ -378,12 +390,13 @@ def simulate(
     *,
     model: nn.Module | None = None,
     data: Any = None,
+    task: Any = None,
 ) -> Iterator[Round]:
     """Runs a preset, a TOML file or a Config, and yields each round as it is done.
 
-    `overrides` are dotted keys, {"adapter.name": "none"}. `model` and `data` take the place of the
-    configuration's: a module, and an object that has clients, size(k), client(k) -> (x, y) and
-    test() -> (x, y).
+    `overrides` are dotted keys, {"adapter.name": "none"}. `model`, `data` and `task` take the place
+    of the configuration's: a module; an object that has clients, size(k), client(k) -> (x, y) and
+    test() -> (x, y); and one that has loss(model, batch) and metrics(model, batch).
 
     >>> settings = {"rounds": 2, "client.epochs": 1, "sampler.clients_per_round": 3}
     >>> [len(round.cohort) for round in simulate("digits", settings)]
@@ -397,7 +410,7 @@ def simulate(
         checked = Config.of(tree, trusted)
     else:
         checked = load(config, overrides)[1]
-    with closing(Simulation(checked.plan(model=model, data=data))) as simulation:
+    with closing(Simulation(checked.plan(model=model, data=data, task=task))) as simulation:
         yield from simulation.rounds()
 
 
@@ -442,6 +455,7 @@ def find(section: str, name: str) -> type:
 
 DEFAULTS = {
     "data": "digits",
+    "task": "classification",
     "model": "small-cnn",
     "client": "plain",
     "sampler": "uniform",

@@ -113,14 +113,48 @@ def concatenate(trees: Sequence[Tree]) -> Tree:
     return tree_map(lambda _: joined[next(names)], trees[0])
 
 
-def converted(tree: Tree, name: str = "x", targets: bool = False) -> Tree:
-    """The tree with tensors of the types that models are trained with as its leaves.
+def rows_of(tree: Tree, part: Tensor | slice) -> Tree:
+    """The samples of a tree of tensors in a slice, or those of an index on the same device.
+
+    >>> rows_of(torch.tensor([5, 6, 7]), slice(1, 3))
+    tensor([6, 7])
+    """
+    if isinstance(part, slice):
+        return tree[part] if isinstance(tree, Tensor) else tree_map(lambda leaf: leaf[part], tree)
+    if isinstance(tree, Tensor):
+        return tree.index_select(0, part)
+    return tree_map(lambda leaf: leaf.index_select(0, part), tree)
+
+
+def samples(pair: Any, dtype: torch.dtype = torch.float32) -> tuple[Tree, Tree]:
+    """A client's inputs and targets as trees of tensors for a model of a dtype, with one length.
+
+    >>> samples((np.zeros((2, 3)), [0, 1]))
+    (tensor([[0., 0., 0.],
+            [0., 0., 0.]]), tensor([0, 1]))
+    """
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise TypeError(
+            f"the client has a {type(pair).__name__}, not a pair of inputs and targets (x, y)"
+        )
+    x = converted(pair[0], "x", dtype=dtype)
+    y = converted(pair[1], "y", targets=True, dtype=dtype)
+    n = length(x)
+    if y is not None and length(y) != n:
+        raise ValueError(f"the client has {n} inputs for {length(y)} targets")
+    return x, y
+
+
+def converted(
+    tree: Tree, name: str = "x", targets: bool = False, dtype: torch.dtype = torch.float32
+) -> Tree:
+    """The tree with tensors of the types that a model of a dtype is trained with as its leaves.
 
     | stored as | becomes |
     |---|---|
     | a NumPy array | a tensor, of the same memory where it can be |
     | a list of numbers | a tensor |
-    | 64-bit floats | 32-bit floats; an error if a number is beyond their range |
+    | 64-bit and 32-bit floats | the model's of these; an error if a number is beyond its range |
     | all other floats, complex numbers, bool | the same |
     | uint8 | the same, as pixels are; with `targets`, int64 |
     | all other integers | int64; an error if a number is beyond its range |
@@ -142,25 +176,27 @@ def converted(tree: Tree, name: str = "x", targets: bool = False) -> Tree:
     if isinstance(tree, Mapping):
         if not all(isinstance(key, str) for key in tree):
             raise ValueError(f"{name} has keys that are not text, got {list(tree)}")
-        parts = {key: converted(part, f"{name}[{key!r}]", targets) for key, part in tree.items()}
+        parts = {
+            key: converted(part, f"{name}[{key!r}]", targets, dtype) for key, part in tree.items()
+        }
         return parts
     if isinstance(tree, list | tuple) and not _numbers(tree):
-        parts = [converted(part, f"{name}[{i}]", targets) for i, part in enumerate(tree)]
+        parts = [converted(part, f"{name}[{i}]", targets, dtype) for i, part in enumerate(tree)]
         if hasattr(tree, "_fields"):
             return type(tree)(*parts)
         return type(tree)(parts)
-    return _tensor(tree if isinstance(tree, Tensor) else _array(tree, name), name, targets)
+    return _tensor(tree if isinstance(tree, Tensor) else _array(tree, name), name, targets, dtype)
 
 
-def _tensor(leaf: Tensor, name: str, targets: bool) -> Tensor:
+def _tensor(leaf: Tensor, name: str, targets: bool, dtype: torch.dtype) -> Tensor:
     if leaf.is_nested:
         raise ValueError(f"{name} is a nested tensor, of unequal lengths: {_PADDING}")
     if leaf.layout != torch.strided:
         raise ValueError(f"{name} is a sparse tensor: give its to_dense()")
-    leaf = leaf.detach()
-    if leaf.dtype == torch.float64:
-        made = leaf.to(torch.float32)
-        if bool((made.isinf() & leaf.isfinite()).any()):
+    leaf = leaf.detach() if leaf.requires_grad else leaf
+    if leaf.dtype in (torch.float64, torch.float32) and dtype in (torch.float64, torch.float32):
+        made = leaf.to(dtype)
+        if leaf.dtype != dtype and bool((made.isinf() & leaf.isfinite()).any()):
             raise _beyond(name, "float32", leaf)
         return made
     if leaf.is_floating_point() or leaf.is_complex() or leaf.dtype in _KEPT:

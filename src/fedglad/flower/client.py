@@ -3,6 +3,8 @@
 Knows nothing of Flower: a model goes in and is trained in place.
 """
 
+import math
+
 import numpy as np
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -10,7 +12,8 @@ from torch.nn.functional import cross_entropy
 from fedglad.clients.method import Loss, Plain
 from fedglad.clients.workbench import Workbench
 from fedglad.core.threads import threads
-from fedglad.simulation.engines.base import CHUNK, mean, measure
+from fedglad.simulation.engines.base import CHUNK, measure
+from fedglad.tasks.base import added, as_task, finished
 
 
 def fit(
@@ -47,4 +50,6 @@ def score(
         raise ValueError("there are no samples to evaluate on")
     with threads(1):
         chunks = zip(x.split(CHUNK), y.split(CHUNK), strict=True)
-        return mean([measure(model, loss, *chunk) for chunk in chunks], len(y))
+        task = as_task(loss)
+        metrics = finished(task, added(measure(model, task, *chunk) for chunk in chunks))
+    return metrics["loss"], metrics.get("accuracy", math.nan)

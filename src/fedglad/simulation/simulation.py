@@ -6,13 +6,12 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from fedglad.adapters import Adapter
 from fedglad.averages import Average
@@ -27,6 +26,8 @@ from fedglad.samplers.base import Pool, Sampler
 from fedglad.server.server import Server
 from fedglad.simulation.driver import Driver, guard_of
 from fedglad.simulation.engines.base import Engine, Federation, Job, Packed, Updates
+from fedglad.tasks.base import Task, score_of
+from fedglad.tasks.classification import Classification
 from fedglad.trust import Trust
 from fedglad.weights import Samples
 
@@ -44,6 +45,7 @@ class Parts:
     eval_every: int
     model: nn.Module
     data: Federation
+    task: Task = field(default_factory=Classification)
     client: Plain
     sampler: Sampler
     optimizer: Optimizer
@@ -74,6 +76,7 @@ class Simulation(Driver):
         )
         parts.sampler.check(self.pool)
         self.validates = validation_of(parts.data) is not None
+        self.score = score_of(parts.task)
         self.counts = _counts(self.pool)
         self.everybody = None if self.counts is None else self.counts.sum(axis=0)
         server = Server(
@@ -97,7 +100,7 @@ class Simulation(Driver):
             lambda: copy.deepcopy(start),
             parts.data,
             parts.client,
-            cross_entropy,
+            parts.task,
             parts.seed,
             self.memories,
         )
@@ -119,31 +122,30 @@ class Simulation(Driver):
             self.t = t + 1
             trained = time.perf_counter()
             tested = self.t % parts.eval_every == 0 or self.t == parts.rounds
-            scores: dict[str, float] = {}
+            metrics: dict[str, float] = {}
             if tested:
-                scores = self._scores("", server.packed)
+                metrics = self._metrics("", server.packed)
                 if parts.average.test if parts.average else server.has_average:
-                    scores |= self._scores("averaged_", server.packed_average)
-            yield Round(
+                    metrics |= self._metrics("averaged_", server.packed_average)
+            yield Round.measured(
                 t,
                 cohort.ids,
                 record,
-                **scores,
+                metrics=metrics,
+                score=self.score,
                 label_similarity=self._similarity(cohort.ids),
                 alarm=alarm,
                 seconds={"train": trained - begin, "test": time.perf_counter() - trained},
             )
 
-    def _scores(self, which: str, packed: Packed) -> dict[str, float]:
-        """A model's loss and accuracy on the test set, and on the validation set if there is one,
-        by the names that a Round has for them."""
+    def _metrics(self, which: str, packed: Packed) -> dict[str, float]:
+        """A model's metrics on the test set, and on the validation set if there is one, by the
+        names that a record has for them."""
         parts = {which or "test_": self.engine.evaluate(packed)}
         if self.validates:
             parts[f"{which}validation_"] = self.engine.evaluate(packed, "validation")
         return {
-            f"{part}{name}": score
-            for part, scores in parts.items()
-            for name, score in zip(("loss", "accuracy"), scores, strict=True)
+            f"{part}{name}": v for part, metrics in parts.items() for name, v in metrics.items()
         }
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ IGNORED = -100
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a model is trained for. An own one has `loss` and `metrics`, and says which is the score.
+    """What a model is trained for. An own one has `loss`, `metrics` and the name of its score.
 
     | attribute | meaning |
     |---|---|
@@ -94,7 +94,7 @@ class ByScores(Task):
 
 @dataclass(frozen=True)
 class ByLoss(ByScores):
-    """A function of scores and targets as a task: what it gives is loss and score."""
+    """A function of scores and targets as a task; of labels, accuracy is counted too."""
 
     function: Callable[[Any, Any], Any]
 
@@ -102,7 +102,10 @@ class ByLoss(ByScores):
         return self.function(scores, y)
 
     def metrics_of(self, scores: Tensor, y: Tensor) -> Sums:
-        return {"loss": (float(self.function(scores, y)) * len(y), len(y))}
+        sums: Sums = {"loss": (float(self.function(scores, y)) * len(y), len(y))}
+        if scores.dim() == 2 and y.dim() == 1 and not y.is_floating_point():
+            sums["accuracy"] = int((scores.argmax(dim=1) == y).sum()), len(y)
+        return sums
 
 
 def as_task(given: Any) -> Task:
@@ -111,7 +114,7 @@ def as_task(given: Any) -> Task:
 
 
 def outputs_of(model: nn.Module, x: Any) -> Any:
-    """What a model gives for inputs: those of a dict by name, those of a tuple one after another."""
+    """What a model gives for inputs: those of a dict by name, those of a tuple in their order."""
     if isinstance(x, dict):
         return model(**x)
     return model(*x) if isinstance(x, tuple | list) else model(x)

@@ -123,7 +123,9 @@ class Classification(ByScores):
                 "or give one label a sample"
             )
         if y.dim() == 3 and scores.dim() == 4:
-            return f"each sample has {shape} targets: for labelled pixels set task.name=segmentation"
+            return (
+                f"each sample has {shape} targets: for labelled pixels set task.name=segmentation"
+            )
         if y.dim() == 2:
             return (
                 f"each sample has {shape[0]} targets: for several labels set "
@@ -138,7 +140,9 @@ class Classification(ByScores):
         if low < 0:
             return f"a label is {low}: labels are 0 … C − 1, and −100 where one does not count"
         if int(y.max()) >= scores.shape[1]:
-            return f"a label is {int(y.max())}, but the model has scores for 0 … {scores.shape[1] - 1}"
+            return (
+                f"a label is {int(y.max())}, but the model has scores for 0 … {scores.shape[1] - 1}"
+            )
         return ""
 
 
@@ -156,4 +160,3 @@ def confusion(said: Tensor, y: Tensor, classes: int) -> np.ndarray:
 
 def _dtype(y: Tensor) -> str:
     return str(y.dtype).removeprefix("torch.")
-

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from fedglad.clients.method import Loss, Memory, Plain, Prepare
 from fedglad.clients.workbench import Workbench, as_stored
+from fedglad.core import batch
 from fedglad.core.memory import Memories
 from fedglad.data.federation import Federation
 from fedglad.data.validation import validation_of
 from fedglad.records import Bundle, Failure, Several, Update
 from fedglad.rng import stream
+from fedglad.tasks.base import Sums, Task, added, finished, ratio
 
 Packed = tuple[Tensor, Mapping[str, Tensor]]
 """A model as `Server.packed` gives it: the parameters in one vector, and the buffers."""
@@ -39,7 +41,7 @@ class Job:
     build: Callable[[], nn.Module]
     data: Federation
     client: Plain
-    loss: Loss
+    task: Task | Loss
     seed: int
     memories: Memories | None = None  # for a method that has them
 
@@ -63,8 +65,8 @@ class Engine(Protocol):
         """The cohort's updates, in its order."""
         ...
 
-    def evaluate(self, packed: Packed, held: Held = "test") -> tuple[float, float]:
-        """Loss and accuracy of a model on the test set, or on the validation set."""
+    def evaluate(self, packed: Packed, held: Held = "test") -> dict[str, float]:
+        """The task's metrics of a model on the test set, or on the validation set."""
         ...
 
     def losses(self, clients: Sequence[int], packed: Packed) -> list[float]:
@@ -82,8 +84,9 @@ class Worker:
     def __init__(self, job: Job, device: torch.device) -> None:
         self.job = job
         self.device = device
-        self.bench = Workbench(job.build().to(device), job.loss)
-        self.held = held_sets(job.data)
+        self.bench = Workbench(job.build().to(device), job.task)
+        self.dtype = self.bench.layout.dtype
+        self.held = held_sets(job.data, self.dtype)
         self.test = self.held["test"]
         self.prepare: Prepare = getattr(job.data, "prepare", as_stored)
 
@@ -105,13 +108,13 @@ class Worker:
         if memories:
             memory = memories.read(client, memories.version(client) if version is None else version)
         try:
-            x, y = job.data.client(client)
+            x, y = batch.samples(job.data.client(client), self.dtype)
             result = self.bench.train(
                 job.client,
                 call.theta,
                 call.buffers,
-                x.to(device),
-                y.to(device),
+                batch.to(x, device),
+                batch.to(y, device),
                 stream(job.seed, "client", call.t, client),
                 order=job.client.order(job.seed, client),
                 prepare=self.prepare,
@@ -137,48 +140,48 @@ class Worker:
         sent = {name: sent.get(name, zeros) for name in self.job.client.hears}
         return Call(t, packed[0].to(device), _on(packed[1], device), _on(sent, device))
 
-    def evaluate(self, packed: Packed, start: int, held: Held = "test") -> tuple[float, int]:
-        """Sum of losses and number of hits on the chunk of a held-out set that begins there."""
+    def evaluate(self, packed: Packed, start: int, held: Held = "test") -> Sums:
+        """The sums of the task's metrics on the chunk of a held-out set that begins there."""
         self.bench.load(*packed)
         return self._measure(*self.held[held], start)
+
+    def finish(self, chunks: Sequence[Sums]) -> dict[str, float]:
+        """The task's metrics of a set that was measured by chunks."""
+        return finished(self.bench.task, added(chunks))
 
     def loss(self, packed: Packed, client: int) -> float:
         """The mean loss on a client's own samples; NaN if they cannot be had."""
         try:
-            x, y = self.job.data.client(client)
+            x, y = batch.samples(self.job.data.client(client), self.dtype)
             self.bench.load(*packed)
-            total = 0.0
-            for start in range(0, len(y), CHUNK):
-                total += self._measure(x, y, start)[0]
-            return total / len(y)
+            starts = range(0, batch.length(x), CHUNK)
+            return ratio(*added(self._measure(x, y, start) for start in starts)["loss"])
         except Exception as error:
             logger.warning("client %s could not tell its loss: %s", client, error)
             return math.nan
 
-    def _measure(self, x: Tensor, y: Tensor, start: int) -> tuple[float, int]:
+    def _measure(self, x: Any, y: Any, start: int) -> Sums:
         part = slice(start, start + CHUNK)
-        x, y = x[part].to(self.device), y[part].to(self.device)
-        return measure(self.bench.model, self.job.loss, self.prepare(x, False), y)
+        x, y = (batch.to(batch.rows_of(tree, part), self.device) for tree in (x, y))
+        return measure(self.bench.model, self.bench.task, self.prepare(x, False), y)
 
 
-def held_sets(data: Federation) -> dict[Held, tuple[Tensor, Tensor]]:
-    """The test set, and the validation set of a federation that has one."""
-    sets: dict[Held, tuple[Tensor, Tensor]] = {"test": data.test()}
+def held_sets(data: Federation, dtype: torch.dtype) -> dict[Held, tuple[Any, Any]]:
+    """The test set, and the validation set of a federation that has one, for models of a dtype."""
+    sets: dict[Held, tuple[Any, Any]] = {"test": batch.samples(data.test(), dtype)}
     if (validation := validation_of(data)) is not None:
-        sets["validation"] = validation
+        sets["validation"] = batch.samples(validation, dtype)
     return sets
 
 
 @torch.no_grad()
-def measure(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> tuple[float, int]:
-    """A model's sum of losses and number of hits on samples."""
-    scores = model.eval()(x)
-    return float(loss(scores, y)) * len(y), int((scores.argmax(dim=1) == y).sum())
-
-
-def mean(sums: Sequence[tuple[float, int]], n: int) -> tuple[float, float]:
-    """The loss and the accuracy on n samples that were measured by chunks."""
-    return sum(total for total, _ in sums) / n, sum(hits for _, hits in sums) / n
+def measure(model: nn.Module, task: Task, x: Any, y: Any) -> Sums:
+    """The sums of a model's metrics on samples; the loss is always among them."""
+    sums = dict(task.metrics(model.eval(), (x, y)))
+    if "loss" not in sums:
+        n = batch.length(x if y is None else y)
+        sums["loss"] = float(task.loss(model, (x, y))) * n, n
+    return sums
 
 
 @dataclass(slots=True)

@@ -6,8 +6,9 @@ draws for all clients at once, so a model with dropout trains as with another se
 
 Clients need not be of one size. A row of the matrices is a client, those with most steps first, so
 that the ones still at work are always the first rows; a batch that is shorter than its neighbours'
-is filled up with samples that count for nothing. Where samples of a batch see each other through a
-buffer (batch normalisation) nothing is filled up: clients of equal size go together.
+is filled up with samples that count for nothing. Where samples of a batch see each other, through a
+buffer (batch normalisation) or in a loss that is no mean over samples, nothing is filled up:
+clients of equal size go together.
 """
 
 import traceback
@@ -26,12 +27,15 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 from fedglad.clients.local_optimizers import move, slot_names
 from fedglad.clients.method import Memory
 from fedglad.clients.workbench import seed_torch
+from fedglad.core import batch
 from fedglad.core.threads import threads
 from fedglad.records import Bundle, Failure, Several
 from fedglad.rng import stream
 from fedglad.simulation.engines.base import Call, Packed, Report, Updates, Worker, as_group
 from fedglad.simulation.engines.samples import Batches, Member, fetch
 from fedglad.simulation.engines.serial import SerialEngine
+from fedglad.tasks.base import ByLoss, ByScores, Task, scores_of
+from fedglad.tasks.classification import Classification
 
 GROUP_ELEMENTS = 1 << 22  # parameters, or inputs, of all clients that are trained together
 TRIED = 2  # clients and samples that a model is tried out on; few layers can do with one alone
@@ -47,17 +51,23 @@ class BatchedEngine(SerialEngine):
         self.threads = count
         client, data = self.job.client, self.job.data
         most = max(map(data.size, range(data.clients))) if client.whole else client.batch_size
-        inputs = most * worker.test[0][:1].numel()
+        inputs = most * sum(leaf[:1].numel() for leaf in batch.leaves(worker.test[0]))
         self.limit = max(1, GROUP_ELEMENTS // max(self.bench.layout.size, inputs))
         model = self.bench.model
         self.own_buffers = dict(model.named_buffers())
         mixing = any(isinstance(module, _BatchNorm) for module in model.modules())
-        self.mixes = mixing or bool(self.own_buffers)  # a sample of a batch may change the others
+        task = self.bench.task
+        self.by_scores = task if isinstance(task, ByScores) else None
+        by_sample = self.by_scores is not None and self.by_scores.by_sample
+        # Whether a sample of a batch may change the others.
+        self.mixes = mixing or bool(self.own_buffers) or not by_sample
         self.trained = [name for name, p in model.named_parameters() if p.requires_grad]
-        self.whole = _Whole(model)
-        self.scores = vmap(self._scores, randomness="different")
+        self.whole = _Whole(model, task)
+        self.outputs = vmap(self._outputs, randomness="different")
         self.each_loss = vmap(vmap(self._sample_loss))
-        self.mean_loss = vmap(self.job.loss)
+        self.mean_loss = vmap(self.by_scores.loss_of) if self.by_scores else None
+        function = task.function if isinstance(task, ByLoss) else None
+        self.is_cross_entropy = isinstance(task, Classification) or function is cross_entropy
         self.matrices: dict[str, Tensor] = {}
 
     def train(self, t: int, cohort: Sequence[int], packed: Packed, sent: Memory) -> Updates:
@@ -70,8 +80,9 @@ class BatchedEngine(SerialEngine):
 
     def try_out(self) -> None:
         """Raises if the model's gradient on two test samples can be had, but not under vmap."""
-        x, y = (part[:TRIED].to(self.worker.device) for part in self.worker.test)
-        if not len(y):
+        part, device = slice(TRIED), self.worker.device
+        x, y = (batch.to(batch.rows_of(tree, part), device) for tree in self.worker.test)
+        if not batch.length(x):
             return
         self.bench.model.train()
         with threads(self.threads), torch.random.fork_rng(devices=[]):
@@ -81,7 +92,8 @@ class BatchedEngine(SerialEngine):
                 with suppress(Exception):  # clients that fail together are trained one by one
                     return self._try_side_by_side(1, x, y)
                 try:
-                    self.job.loss(self.bench.model(self.worker.prepare(x, True)), y).backward()
+                    inputs = self.worker.prepare(x, True)
+                    self.bench.task.loss(self.bench.model, (inputs, y)).backward()
                 except Exception:
                     return None  # it is not vmap that fails: each client will, or not, for itself
                 raise ValueError(
@@ -90,11 +102,14 @@ class BatchedEngine(SerialEngine):
                     f"({_reason(error).partition('. ')[0]})"
                 ) from error
 
-    def _try_side_by_side(self, k: int, x: Tensor, y: Tensor) -> None:
+    def _try_side_by_side(self, k: int, x: Any, y: Any) -> None:
         values = self._views(torch.stack([self.bench.w] * k))
         buffers = {name: torch.stack([value] * k) for name, value in self.own_buffers.items()}
-        inputs = self.worker.prepare(x, True)
-        self._gradient(values, buffers, torch.stack([inputs] * k), torch.stack([y] * k), None)
+        x, y = (
+            batch.tree_map(lambda leaf: torch.stack([leaf] * k), tree)
+            for tree in (self.worker.prepare(x, True), y)
+        )
+        self._gradient(values, buffers, x, y, None)
 
     def _group(self, call: Call, clients: Sequence[int]) -> Several | Bundle:
         self.bench.load(call.theta, call.buffers)
@@ -102,7 +117,7 @@ class BatchedEngine(SerialEngine):
         deltas = self._matrix("deltas", len(clients))
         reports: dict[int, Report | Failure] = {}
         members: list[Member] = []
-        samples = fetch(self.job.data, clients)
+        samples = fetch(self.job.data, clients, self.worker.dtype)
         for place, (client, data) in enumerate(zip(clients, samples, strict=True)):
             if isinstance(data, Exception):
                 reports[place] = _failure(client, data)
@@ -125,13 +140,12 @@ class BatchedEngine(SerialEngine):
     def _alike(self, members: list[Member]) -> list[list[Member]]:
         """Those that can be trained together, most steps first."""
         groups: dict[Any, list[Member]] = {}
-        if not self.mixes and all(member.x is members[0].x for member in members):
+        if not self.mixes and members and all(m.x is members[0].x for m in members):
             groups[None] = members
         else:
             for member in members:
-                n, x, y = len(member.rows) if self.mixes else 0, member.x, member.y
-                kind = (n, *x.shape[1:], x.dtype, *y.shape[1:], y.dtype)
-                groups.setdefault(kind, []).append(member)
+                n = len(member.rows) if self.mixes else 0
+                groups.setdefault((n, *member.kind()), []).append(member)
         return [sorted(g, key=lambda m: -len(m.batches)) for g in groups.values() if g]
 
     def _try(
@@ -169,7 +183,7 @@ class BatchedEngine(SerialEngine):
         for step in range(totals[0]):
             now = slice(sum(total > step for total in totals))  # the rows still at work
             x, y, weight = batches.take(step, now.stop)
-            x = self.worker.prepare(x.flatten(0, 1), True).unflatten(0, x.shape[:2])
+            x = self._prepared(x)
             loss, new, left = self._gradient(_rows(values, now), _rows(buffers, now), x, y, weight)
             losses[now] += loss
             for name, value in left.items():
@@ -205,14 +219,22 @@ class BatchedEngine(SerialEngine):
         deltas[slice(None) if places == list(range(len(deltas))) else places] = delta
         return reports
 
+    def _prepared(self, x: Any) -> Any:
+        """The model's inputs (client, sample) of stored ones."""
+        shape = batch.leaves(x)[0].shape[:2]
+        flat = batch.tree_map(lambda leaf: leaf.flatten(0, 1), x)
+        prepared = self.worker.prepare(flat, True)
+        return batch.tree_map(lambda leaf: leaf.unflatten(0, shape), prepared)
+
     def _gradient(
-        self, values: Memory, buffers: Memory, x: Tensor, y: Tensor, weight: Tensor | None
+        self, values: Memory, buffers: Memory, x: Any, y: Any, weight: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, ...], Memory]:
         """Every client's loss, the gradients of the trained tensors, and the buffers after it."""
         values = {name: value.detach() for name, value in values.items()}
         wanted = [values[name].requires_grad_() for name in self.trained]
-        scores, left = self.scores(values, buffers, x)
-        loss = self._loss(scores, y, weight)
+        samples = (x,) if y is None else (x, y)
+        outputs, left = self.outputs(values, buffers, samples)
+        loss = self._loss(outputs, y, weight) if self.by_scores else outputs
         # A client's loss depends on its own row alone, so this is every client's gradient.
         new = torch.autograd.grad(loss.sum(), wanted, materialize_grads=True)
         return loss.detach(), new, left
@@ -248,19 +270,22 @@ class BatchedEngine(SerialEngine):
         places = zip(layout.names, layout.starts, layout.numels, layout.shapes, strict=True)
         return {n: matrix[:, s : s + size].view(-1, *shape) for n, s, size, shape in places}
 
-    def _scores(self, params: Memory, buffers: Memory, x: Tensor) -> tuple[Tensor, Memory]:
-        if not buffers:
-            return functional_call(self.bench.model, params, (x,)), {}
+    def _outputs(self, params: Memory, buffers: Memory, samples: Any) -> tuple[Any, Memory]:
+        """The model's scores, or the loss of a task that does not say how it is made of them."""
+        if self.by_scores and not buffers and isinstance(samples[0], Tensor):
+            outputs = functional_call(self.bench.model, params, samples[:1])
+            return getattr(outputs, "logits", outputs), {}
         named = {f"model.{name}": value for name, value in {**params, **buffers}.items()}
-        return functional_call(self.whole, named, (x,))
+        return functional_call(self.whole, named, samples)
 
     def _loss(self, scores: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
         """Every client's loss: the mean over its samples, or their sum by weight."""
-        if self.job.loss is cross_entropy and y.dim() == 2 and int(y.min()) >= 0:
+        assert self.mean_loss
+        if self.is_cross_entropy and y.dim() == 2 and int(y.min()) >= 0:
             # Without vmap, and along the first dimension: torch is ten times faster at that.
             columns = log_softmax(scores.flatten(0, 1).t(), dim=0)
             each = columns.gather(0, y.view(1, -1)).neg().view_as(y)
-        elif self.job.loss is cross_entropy and not y.is_floating_point():
+        elif self.is_cross_entropy and not y.is_floating_point():
             return _mean_of_targets(scores, y, weight)
         elif weight is None:
             return self.mean_loss(scores, y)
@@ -269,19 +294,21 @@ class BatchedEngine(SerialEngine):
         return each.mean(dim=1) if weight is None else (each * weight).sum(dim=1)
 
     def _sample_loss(self, scores: Tensor, y: Tensor) -> Tensor:
-        return self.job.loss(scores.unsqueeze(0), y.unsqueeze(0))
+        assert self.by_scores
+        return self.by_scores.loss_of(scores.unsqueeze(0), y.unsqueeze(0))
 
 
 class _Whole(nn.Module):
     """A model that also gives back its buffers as a call leaves them."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, task: Task) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.task = model, task
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Memory]:
-        scores = self.model(x)
-        return scores, dict(self.model.named_buffers())
+    def forward(self, x: Any, y: Any = None) -> tuple[Tensor, Memory]:
+        by_scores = isinstance(self.task, ByScores)
+        made = scores_of(self.model, x) if by_scores else self.task.loss(self.model, (x, y))
+        return made, dict(self.model.named_buffers())
 
 
 def _mean_of_targets(scores: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedglad.clients.method import Memory
 from fedglad.clients.workbench import Workbench
+from fedglad.core import batch
 from fedglad.core.processes import TRIES, Lost, Pool, Serve
 from fedglad.core.threads import threads
 from fedglad.records import Bundle, Failure, Several
@@ -28,8 +29,8 @@ from fedglad.simulation.engines.base import (
     Worker,
     as_group,
     held_sets,
-    mean,
 )
+from fedglad.tasks.base import Sums, added, finished
 
 SHARE = 4
 """Groups a worker gets in a round, if there are enough clients: none waits long at the end."""
@@ -43,7 +44,8 @@ class LocalEngine:
         self.workers = workers
         self.device = device
         self.client_timeout = client_timeout
-        layout = Workbench(job.build(), job.loss).layout  # refuses what cannot be trained
+        bench = Workbench(job.build(), job.task)  # refuses what cannot be trained
+        layout, self.task = bench.layout, bench.task
         self.theta = layout.zeros().share_memory_()
         self.sent = {name: layout.zeros().share_memory_() for name in job.client.hears}
         size = layout.size * self.theta.element_size()
@@ -55,7 +57,8 @@ class LocalEngine:
         self.extras = torch.zeros(sends, dtype=layout.dtype).share_memory_()
         # How often each client's worker has died under it: it must not take its group along.
         self.deaths = torch.zeros(shape[:2], dtype=torch.int32).share_memory_().numpy()
-        self.sizes = {held: len(y) for held, (_, y) in held_sets(job.data).items()}
+        held = held_sets(job.data, layout.dtype)
+        self.sizes = {name: batch.length(x) for name, (x, _) in held.items()}
         self.pool = Pool(self.workers, self._begin)
 
     def train(self, t: int, cohort: Sequence[int], packed: Packed, sent: Memory) -> Updates:
@@ -90,12 +93,12 @@ class LocalEngine:
             reports.append(answer)
         return as_group(self.job, clients, self.slots[slot], reports)
 
-    def evaluate(self, packed: Packed, held: Held = "test") -> tuple[float, float]:
+    def evaluate(self, packed: Packed, held: Held = "test") -> dict[str, float]:
         n = self.sizes[held]
         sums = self._run("evaluate", packed, [(held, start) for start in range(0, n, CHUNK)])
         if lost := next((s for s in sums if isinstance(s, Lost)), None):
             raise RuntimeError(f"the {held} set could not be evaluated: {lost.reason}")
-        return mean(sums, n)
+        return finished(self.task, added(sums))
 
     def losses(self, clients: Sequence[int], packed: Packed) -> list[float]:
         losses = self._run("loss", packed, clients)
@@ -134,7 +137,7 @@ class LocalEngine:
                 deaths[at] -= 1
             return answers
 
-        def evaluate(slot: int, buffers: Any, part: tuple[Held, int]) -> tuple[float, int]:
+        def evaluate(slot: int, buffers: Any, part: tuple[Held, int]) -> Sums:
             held, start = part
             return worker.evaluate((self.theta, _tensors(buffers)), start, held)
 

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedglad.core import batch
 from fedglad.simulation.engines.base import Federation
 
-Samples = tuple[Tensor, Tensor, np.ndarray]  # inputs, targets, and which rows of them
+Samples = tuple[Any, Any, np.ndarray]  # inputs, targets, and which rows of them
 
 
 @dataclass(slots=True)
@@ -20,18 +21,26 @@ class Member:
 
     place: int
     client: int
-    x: Tensor
-    y: Tensor
+    x: Any
+    y: Any
     rows: np.ndarray  # its rows of x and y
     batches: list[np.ndarray | slice]
 
+    def kind(self) -> tuple[Any, ...]:
+        """Structure, shapes and dtypes of its samples: those of one kind can be concatenated."""
+        leaves = batch.tree_map(lambda leaf: (tuple(leaf.shape[1:]), leaf.dtype), (self.x, self.y))
+        return (repr(leaves),)
 
-def fetch(data: Any, clients: Sequence[int]) -> list[Samples | Exception]:
+
+def fetch(
+    data: Any, clients: Sequence[int], dtype: torch.dtype = torch.float32
+) -> list[Samples | Exception]:
     """The clients' samples; where they lie if the data set knows, else what each gives."""
     if _locates(type(data)):
         x, y, located = data.locate(clients)
-        return [(x, y, rows) for rows in located]
-    return [_attempt(data, client) for client in clients]
+        if batch.converted(x, dtype=dtype) is x and batch.converted(y, targets=True) is y:
+            return [(x, y, rows) for rows in located]
+    return [_attempt(data, client, dtype) for client in clients]
 
 
 class Batches:
@@ -43,12 +52,12 @@ class Batches:
         if all(member.x is members[0].x for member in members):
             self.x, self.y = members[0].x, members[0].y
         else:
-            self.x = torch.cat([member.x for member in members])
-            self.y = torch.cat([member.y for member in members])
-            starts = accumulate((len(member.y) for member in members), initial=0)
+            self.x = batch.concatenate([member.x for member in members])
+            self.y = batch.concatenate([member.y for member in members])
+            starts = accumulate((batch.length(member.x) for member in members), initial=0)
             self.rows = [start + rows for start, rows in zip(starts, self.rows, strict=False)]
 
-    def take(self, step: int, count: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    def take(self, step: int, count: int) -> tuple[Any, Any, Tensor | None]:
         """Inputs and targets (client, sample) of the first clients, and what each counts for."""
         pairs = zip(self.rows[:count], self.members, strict=False)
         chosen = [rows[member.batches[step]] for rows, member in pairs]
@@ -64,21 +73,20 @@ class Batches:
             there = np.arange(index.shape[1]) < sizes[:, None]
             weight = torch.from_numpy(there / sizes[:, None]).to(self.device, torch.float32)
         rows = torch.from_numpy(index.reshape(-1))
-        x, y = (whole.index_select(0, rows).unflatten(0, index.shape) for whole in (self.x, self.y))
-        return x.to(self.device), y.to(self.device), weight
+
+        def chosen_of(leaf: Tensor) -> Tensor:
+            return leaf.index_select(0, rows).unflatten(0, index.shape).to(self.device)
+
+        x, y = (batch.tree_map(chosen_of, whole) for whole in (self.x, self.y))
+        return x, y, weight
 
 
-def _attempt(data: Federation, client: int) -> Samples | Exception:
+def _attempt(data: Federation, client: int, dtype: torch.dtype) -> Samples | Exception:
     try:
-        x, y = data.client(client)
-        for part in (x, y):
-            if not isinstance(part, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise TypeError(f"the client has a {type(part).__name__}, not a tensor")
-        if not len(y):
+        x, y = batch.samples(data.client(client), dtype)
+        if not (n := batch.length(x)):
             raise ValueError("the client has no samples")
-        if len(x) < len(y):
-            raise IndexError(f"the client has {len(x)} inputs for {len(y)} targets")
-        return x[: len(y)], y, np.arange(len(y))
+        return x, y, np.arange(n)
     except Exception as error:
         return error
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from fedglad.clients.method import Memory
+from fedglad.core import batch
 from fedglad.core.threads import threads
 from fedglad.simulation.engines.base import (
     CHUNK,
@@ -14,7 +15,6 @@ from fedglad.simulation.engines.base import (
     Updates,
     Worker,
     as_group,
-    mean,
 )
 
 
@@ -37,10 +37,10 @@ class SerialEngine:
                 reports = [self.worker.train(call, client, out) for client, out in pairs]
             yield as_group(self.worker.job, clients, self.deltas, reports)
 
-    def evaluate(self, packed: Packed, held: Held = "test") -> tuple[float, float]:
-        n = len(self.worker.held[held][1])
+    def evaluate(self, packed: Packed, held: Held = "test") -> dict[str, float]:
+        n, worker = batch.length(self.worker.held[held][0]), self.worker
         with threads(1):
-            return mean([self.worker.evaluate(packed, k, held) for k in range(0, n, CHUNK)], n)
+            return worker.finish([worker.evaluate(packed, k, held) for k in range(0, n, CHUNK)])
 
     def losses(self, clients: Sequence[int], packed: Packed) -> list[float]:
         with threads(1):

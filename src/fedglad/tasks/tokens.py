@@ -1,0 +1,121 @@
+"""The next one of a sequence of tokens: characters, words or their parts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fedglad.tasks.base import IGNORED, Batch, ByScores, Sums, Task, ratio, scores_of
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextToken(ByScores):
+    """Each place of a sequence has a target, its next token; trained by their mean cross-entropy.
+
+    Targets are ids of shape (samples, length), −100 where there is only padding, and the model
+    gives scores of shape (samples, length, vocabulary). The score is the accuracy over all tokens
+    that count; perplexity = exp(mean loss of a token).
+
+    >>> import torch
+    >>> scores = torch.tensor([[[2.0, 1.0], [0.0, 1.0], [0.0, 9.0]]])
+    >>> task = NextToken()
+    >>> task.finish(task.metrics_of(scores, torch.tensor([[0, 0, -100]])))["accuracy"]
+    0.5
+    """
+
+    score: ClassVar[str] = "accuracy"
+    higher: ClassVar[bool] = True
+    by_sample: ClassVar[bool] = False  # sequences of unequal length weigh by their tokens
+
+    def loss_of(self, scores: Tensor, y: Tensor) -> Tensor:
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(scores.flatten(0, -2), y.flatten(), ignore_index=IGNORED)
+
+    def metrics_of(self, scores: Tensor, y: Tensor) -> Sums:
+        return _sums(self, scores, y)
+
+    def finish(self, sums: Sums) -> dict[str, float]:
+        return _with_perplexity(sums)
+
+    def misfit(self, scores: Tensor, y: Any) -> str:
+        if y is None or y.is_floating_point() or y.dim() != 2:
+            shape = None if y is None else tuple(y.shape[1:])
+            return (
+                f"the targets of a sample are of shape {shape}: the ids of its next tokens, "
+                "(length,) whole numbers, are needed; for one label a sample set "
+                "task.name=classification"
+            )
+        if scores.dim() != 3 or scores.shape[1] != y.shape[1]:
+            return (
+                f"the model gives {tuple(scores.shape[1:])} scores a sample, but it has "
+                f"{y.shape[1]} targets: (samples, {y.shape[1]}, vocabulary) are needed"
+            )
+        return _unknown(scores, y)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalLM(Task):
+    """A causal language model as in transformers, whole or with peft: tokens follow from those
+    before them.
+
+    Inputs are ids of shape (samples, length), or a dict with `input_ids` and `attention_mask`.
+    Targets are None, where every token but padding counts, or ids of the same shape with −100 where
+    one does not. The token at place i is foretold by the scores at i − 1. The score is the
+    perplexity, exp(mean loss of a token).
+    """
+
+    score: ClassVar[str] = "perplexity"
+    higher: ClassVar[bool] = False
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return NextToken().loss_of(*_shifted(model, batch))
+
+    def metrics(self, model: nn.Module, batch: Batch) -> Sums:
+        return _sums(NextToken(), *_shifted(model, batch))
+
+    def finish(self, sums: Sums) -> dict[str, float]:
+        return _with_perplexity(sums)
+
+
+def _shifted(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The scores, and the tokens that they foretell."""
+    x, y = batch
+    if isinstance(x, dict):
+        x, y = dict(x), x.get("labels", y) if y is None else y
+        x.pop("labels", None)
+    if y is None:
+        y = x["input_ids"] if isinstance(x, dict) else x
+        if isinstance(x, dict) and "attention_mask" in x:
+            y = y.masked_fill(x["attention_mask"] == 0, IGNORED)
+    scores = scores_of(model, x)
+    if scores.dim() != 3 or scores.shape[:2] != y.shape:
+        raise ValueError(
+            f"the model gives scores of shape {tuple(scores.shape)} for tokens of shape "
+            f"{tuple(y.shape)}: (samples, length, vocabulary) are needed"
+        )
+    return scores[:, :-1], y[:, 1:]
+
+
+def _sums(task: NextToken, scores: Tensor, y: Tensor) -> Sums:
+    n = int((y != IGNORED).sum())
+    loss = float(task.loss_of(scores, y)) * n if n else 0.0
+    return {"loss": (loss, n), "accuracy": (int((scores.argmax(dim=-1) == y).sum()), n)}
+
+
+def _with_perplexity(sums: Sums) -> dict[str, float]:
+    metrics = {name: ratio(*pair) for name, pair in sums.items()}
+    loss = metrics["loss"]
+    return {**metrics, "perplexity": math.exp(loss) if loss < 700 else math.inf}
+
+
+def _unknown(scores: Tensor, y: Tensor) -> str:
+    known = y[y != IGNORED]
+    if len(known) and not 0 <= int(known.min()) <= int(known.max()) < scores.shape[-1]:
+        wrong = int(known.min()) if int(known.min()) < 0 else int(known.max())
+        return f"a target is {wrong}, but the model has scores for 0 … {scores.shape[-1] - 1}"
+    return ""
