@@ -47,7 +47,7 @@ def check(
             f"the data is a {type(data).__name__} without {', '.join(lacking)}: it needs clients, "
             "size(k), client(k) -> (x, y) and test() -> (x, y)"
         )
-    held = data.test()
+    held: Any = data.test()
     if isinstance(held, tuple | list) and len(held) == 2 and _is_empty(held):
         raise ValueError("the data's test set is empty")
     try:
@@ -81,8 +81,8 @@ def try_task(
         first = [batch.rows_of(tree, part) for tree in batch.samples(data.client(0), *kind)]
     except Exception:  # with which it will fail alone
         first = test
-    wrong = _trial(model, task, *first, prepare, everybody)
-    if wrong and (first is test or _trial(model, task, *test, prepare, everybody)):
+    wrong = _trial(model, task, first, prepare, everybody)
+    if wrong and (first is test or _trial(model, task, test, prepare, everybody)):
         whose = "the test set" if first is test else "client 0"
         raise ValueError(
             f"task {_task_name(task)} cannot be trained with the samples of {whose}: {wrong}"
@@ -90,13 +90,13 @@ def try_task(
 
 
 def _trial(
-    model: nn.Module, task: Any, x: Any, y: Any, prepare: Any, everybody: Sequence[Any] = ()
+    model: nn.Module, task: Any, samples: Sequence[Any], prepare: Any, everybody: Sequence[Any]
 ) -> str:
     """What is wrong with a batch of a task; empty if nothing is. `everybody` are all targets that
     are at hand."""
     twin = copy.deepcopy(model)
     device = next((p.device for p in twin.parameters()), torch.device("cpu"))
-    x, y = batch.to(x, device), batch.to(y, device)
+    x, y = (batch.to(tree, device) for tree in samples)
     # With a GPU's driver in use, a backward pass in this process would forbid it in forked ones.
     backward = not torch.cuda.is_available()
     try:
@@ -134,7 +134,7 @@ def _trial(
 def _wrong_metrics(task: Any, sums: dict[str, Any], score: str) -> str:
     """What is wrong with a task's metrics; empty if nothing is."""
     for name, pair in sums.items():
-        if not isinstance(pair, tuple | list) or len(cast(Any, pair)) != 2:
+        if not isinstance(pair, tuple | list) or len(cast("tuple[Any, ...]", pair)) != 2:
             return f"its metric {name!r} is {pair!r}: a sum and a count are needed"
     metrics = finished(task, {**{"loss": (0.0, 1)}, **sums})
     for name, value in metrics.items():

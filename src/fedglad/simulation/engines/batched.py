@@ -278,7 +278,7 @@ class BatchedEngine(SerialEngine):
         named = {f"model.{name}": value for name, value in {**params, **buffers}.items()}
         return functional_call(self.whole, named, samples)
 
-    def _loss(self, scores: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+    def _loss(self, scores: Tensor, y: Any, weight: Tensor | None) -> Tensor:
         """Every client's loss: the mean over its samples, or their sum by weight."""
         assert self.mean_loss
         if self.is_cross_entropy and y.dim() == 2 and int(y.min()) >= 0:
