@@ -154,6 +154,7 @@ def test_own_test_sets_and_a_validation_set():
         ([((X, X[:4]), Y)], r"^client 0: \[0\] has 6 samples, but \[1\] has 4"),
         ([(X, np.array(["cat"] * 6))], r"^client 0: y holds text \(<U3\): make numbers of it$"),
         ([(X, ["cat"] * 6)], "^client 0: y holds text"),
+        ({"a": (X, Y)}, r"^clients must be a list: give list\(clients\.values\(\)\), names="),
         ([X], r"^client 0 must be \(x, y\), got ndarray$"),
         ([5], r"^client 0 must be \(x, y\), got int$"),
     ],

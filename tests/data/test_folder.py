@@ -49,6 +49,8 @@ def files(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     for n, name in enumerate(["lyon", "bonn", "test", "validation"], 2):
         write(tmp_path / f"{name}.{request.param}", people(n))
     (tmp_path / "notes.txt").write_text("not a client")
+    (tmp_path / f".lock.{request.param}").write_text("not one either")
+    (tmp_path / f"older.{request.param}").mkdir()
     return tmp_path
 
 

@@ -49,7 +49,7 @@ class Source(Protocol):
         ...
 
 
-class Own:
+class SourceFederation:
     """A federation of sources, one a client.
 
     `names` are the clients' names: those of files, or the values of a column; else their numbers.
@@ -408,7 +408,7 @@ def from_datasets(
     *,
     client_tests: Sequence[Any] | None = None,
     names: Sequence[Any] | None = None,
-) -> Own:
+) -> SourceFederation:
     """A federation of torch data sets, one a client: map-style ones, lists of items, or loaders.
 
     | an item | inputs and targets |
@@ -441,7 +441,7 @@ def from_datasets(
             f"datasets must be a list of data sets, one a client, got a {type(datasets).__name__}"
         )
     sources = [items_of(given, _named(k, names), collate) for k, given in enumerate(datasets)]
-    made = Own(
+    made = SourceFederation(
         sources,
         source_of(test, "test", collate),
         validation=None if validation is None else source_of(validation, "validation", collate),
@@ -460,7 +460,7 @@ def from_arrays(
     *,
     client_tests: Sequence[Any] | None = None,
     names: Sequence[Any] | None = None,
-) -> Own:
+) -> SourceFederation:
     """A federation of arrays in memory: (x, y) of every client.
 
     | x or y | meaning |
@@ -481,12 +481,14 @@ def from_arrays(
     (4, array([1, 2, 1]), tensor([[0., 1.],
             [2., 3.]]))
     """
+    if isinstance(clients, Mapping):
+        raise ValueError("clients must be a list: give list(clients.values()), names=list(clients)")
     sources = [_arrays(given, _named(k, names)) for k, given in enumerate(clients)]
     tested = source_of(test, "test")
     counted = [_labels(source.y) for source in sources]
     labelled = bool(counted) and all(y is not None for y in counted)
     known = [y for y in (*counted, _labels(getattr(tested, "y", None))) if y is not None and len(y)]
-    made = Own(
+    made = SourceFederation(
         sources,
         tested,
         validation=None if validation is None else source_of(validation, "validation"),
@@ -530,7 +532,7 @@ def _tests(given: Sequence[Any] | None, collate: Collate | None) -> list[Source 
     ]
 
 
-def checked(made: Own) -> Own:
+def checked(made: SourceFederation) -> SourceFederation:
     """The same federation; ValueError for a client without samples."""
     for k in range(made.clients):
         made.size(k)

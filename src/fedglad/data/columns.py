@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 
 from fedglad.core.batch import Tree
-from fedglad.data.bring import Collate, Own, Source, checked, inputs_and_targets, source_of
+from fedglad.data.bring import (
+    Collate,
+    Source,
+    SourceFederation,
+    checked,
+    inputs_and_targets,
+    source_of,
+)
 from fedglad.rng import stream
 
 Columns = str | list[str] | tuple[str, ...] | Mapping[str, str] | None
@@ -160,7 +167,7 @@ def from_huggingface(
     collate: Collate | None = None,
     prepare: Callable[[Any, bool], Any] | None = None,
     seed: int = 0,
-) -> Own:
+) -> SourceFederation:
     """A federation of a Hugging Face `datasets.Dataset`: one client a value of the column `by`.
 
     Clients are in the order of these values, which are in `names`.
@@ -223,7 +230,7 @@ def from_huggingface(
     targets, classes = None, 0
     if collate is None and isinstance(target, str) and dataset.format["type"] != "custom":
         targets, classes = _labels(dataset, target, rows)
-    made = Own(
+    made = SourceFederation(
         [Table(dataset, choice, collate, of) for of in rows],
         test_source,
         validation=None
@@ -337,7 +344,7 @@ def from_flower(
     validation: Any = None,
     collate: Collate | None = None,
     prepare: Callable[[Any, bool], Any] | None = None,
-) -> Own:
+) -> SourceFederation:
     """A federation of a `FederatedDataset` of flwr-datasets: its partition k is client k.
 
     `split` is the partitioned split, where there are several. `test` and `validation` are names
@@ -376,7 +383,7 @@ def from_flower(
         return _held_set(given, called, choice, collate)
 
     clients = partitioners[split].num_partitions
-    made = Own(
+    made = SourceFederation(
         [Partition(dataset, choice, collate, split, k) for k in range(clients)],
         held(test, "test"),
         validation=None if validation is None else held(validation, "validation"),

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fedglad.core.batch import Tree
-from fedglad.data.bring import Own, Source, checked, source_of
+from fedglad.data.bring import Source, SourceFederation, checked, source_of
 from fedglad.data.columns import Choice, Columns
 
 
@@ -238,7 +238,7 @@ def from_folder(
     *,
     validation: Any = None,
     prepare: Callable[[Any, bool], Any] | None = None,
-) -> Own:
+) -> SourceFederation:
     """A federation of a folder: one file a client, in the order of their names.
 
     | file | what it holds | its size is known from |
@@ -265,7 +265,11 @@ def from_folder(
     folder = Path(path)
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
-    files = [file for file in sorted(folder.iterdir()) if file.suffix.lower() in FORMATS]
+    files = [
+        file
+        for file in sorted(folder.iterdir())
+        if file.suffix.lower() in FORMATS and not file.name.startswith(".") and file.is_file()
+    ]
     choice = Choice(inputs, target)
     held: dict[str, Source | None] = {}
     for what, given in (("test", test), ("validation", validation)):
@@ -278,7 +282,7 @@ def from_folder(
         raise ValueError(f"{folder} has no file of a client: *{', *'.join(FORMATS)}")
     if (tested := held["test"]) is None:
         raise ValueError(f"{folder} has no file test.*: give test=, a file or (x, y)")
-    made = Own(
+    made = SourceFederation(
         [File.of(file, choice) for file in files],
         tested,
         validation=held["validation"],
