@@ -1,5 +1,6 @@
 """Property tests draw the same examples in every run; parallel test processes share the cores."""
 
+import os
 from collections.abc import Generator
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import settings
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 torch.set_num_threads(1)
+os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "HF_HUB_OFFLINE": "1"}  # read when imported
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -95,6 +95,27 @@ def test_code_on_the_average_page_runs(block: str):
     assert server.averaged.keys() == server.state.keys()
 
 
+OWN_DATA = ["arrays", "datasets", "huggingface", "flower", "folder"]
+
+
+@pytest.mark.parametrize("block", blocks("docs/data.md")[1:], ids=OWN_DATA)
+def test_code_on_the_data_page_makes_federations(
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for package in re.findall(r"^from (datasets|flwr_datasets) ", block, re.M):
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {}
+    exec(block, scope)
+    data = scope["data"]
+    assert data.clients >= 2
+    for k in range(data.clients):
+        x, y = data.client(k)
+        assert len(x) == len(y) == data.size(k)
+    assert len(data.test()[1])
+    assert len(scope.get("rounds", "··")) == 2
+
+
 def test_code_on_the_run_page_runs(capsys: pytest.CaptureFixture[str]):
     *_, block = blocks("docs/run.md")
     exec(block, {})

@@ -49,6 +49,9 @@ ONLY_IN = {
     "transformers": {"models", "data"},
     "scipy": {"samplers"},
     "ray": set[str](),
+    "datasets": {"data"},
+    "flwr_datasets": {"data"},
+    "pyarrow": {"data"},
 }
 """Heavy libraries, and the folders that may import them."""
 
@@ -129,7 +132,7 @@ before = set(sys.modules)
 import fedglad, fedglad.optimizers
 new = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(*sorted(new - {"fedglad"} - sys.stdlib_module_names))
-heavy = "safetensors pydantic typer rich matplotlib flwr ray transformers pandas scipy"
+heavy = "safetensors pydantic typer rich matplotlib flwr ray transformers pandas scipy datasets"
 print(*sorted(set(heavy.split()) & set(sys.modules)))
 """
     done = subprocess.run(

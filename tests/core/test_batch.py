@@ -127,6 +127,10 @@ def test_read_only_and_reversed_arrays_are_copied():
     assert converted(np.arange(3)[::-1]).tolist() == [2, 1, 0]
 
 
+def test_an_array_that_masks_nothing_is_one_of_numbers():
+    assert converted(np.ma.masked_array([1.0, 2.0], [False, False])).tolist() == [1, 2]
+
+
 def test_numbers_in_a_list_are_a_tensor():
     assert converted([1, 0, 2]).dtype == torch.int64
     assert converted((0.5, np.float64(1))).tolist() == [0.5, 1]
@@ -151,6 +155,7 @@ def test_infinity_and_nan_stay_what_they_are():
         (np.array([np.ones(2), np.ones(3)], object), "objects .ndarray.*unequal.*collate function"),
         ([[1, 2], ["a"]], r"^x\[1\]\[0\] holds text"),
         (np.array(["2024-01-01"], "M8[D]"), r"^x holds datetime64\[D\]"),
+        (np.ma.masked_array([1.0, 2.0], [False, True]), "^x is an array with masked numbers"),
         (object(), r"^x holds Python objects \(object\)"),
         (torch.eye(2).to_sparse(), "sparse tensor: give its to_dense"),
         ({1: np.ones(2)}, r"keys that are not text, got \[1\]"),

@@ -213,6 +213,8 @@ def _array(leaf: Any, name: str) -> Tensor:
         array = np.asarray(leaf)
     except (ValueError, TypeError) as error:  # NumPy refuses ragged lists
         raise ValueError(f"{name} has rows of unequal lengths: {_PADDING}") from error
+    if isinstance(leaf, np.ma.MaskedArray) and np.ma.is_masked(leaf):
+        raise ValueError(f"{name} is an array with masked numbers: fill them, as with .filled(0)")
     kind = array.dtype.kind
     if kind in "USTa":
         raise ValueError(f"{name} holds text ({array.dtype}): make numbers of it")

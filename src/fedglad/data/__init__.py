@@ -3,7 +3,8 @@
 `federation` is what a simulation asks of a data set; `partition/` and `split` say which samples
 each client owns, `validation` which none does, `picture` shows it. `digits`, `images`, `texts` and
 `synthetic` are the sets; `pixels`, `tokens`, `words`, `encoders` and `vectors` make a model's
-inputs of them; `store`, `fetch`, `packages` and `sources/` get and keep their files.
+inputs of them; `store`, `fetch`, `packages` and `sources/` get and keep their files. `bring`,
+`columns` and `folder` make a federation of what users have: arrays, torch data sets, tables, files.
 
 A data set is a frozen dataclass of settings whose `load_federation()` gives a `Federation`. Only
 `fedglad.rng` and `fedglad.core` are imported from the rest of the library.
@@ -14,9 +15,14 @@ from typing import TYPE_CHECKING
 from fedglad.core.lazy import lazily
 
 if TYPE_CHECKING:
+    from fedglad.data.bring import from_arrays as from_arrays
+    from fedglad.data.bring import from_datasets as from_datasets
+    from fedglad.data.columns import from_flower as from_flower
+    from fedglad.data.columns import from_huggingface as from_huggingface
     from fedglad.data.digits import Digits as Digits
     from fedglad.data.federation import Federation as Federation
     from fedglad.data.federation import Partitioned as Partitioned
+    from fedglad.data.folder import from_folder as from_folder
     from fedglad.data.images import CIFAR10 as CIFAR10
     from fedglad.data.images import MNIST as MNIST
     from fedglad.data.images import FashionMNIST as FashionMNIST

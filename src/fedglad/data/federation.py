@@ -25,6 +25,8 @@ class Federation(Protocol):
     | | and training images are augmented, by torch's generator |
     | `validation_set()` | inputs and targets that no client trains on and the best round is |
     | | chosen by; None where there are none. `held_out` makes one for any federation. |
+    | `client_test(k)` | inputs and targets of a test of client k alone; None: it has none |
+    | `names` | what the clients are called: those of files, or the values of a column |
 
     >>> class Coins:  # an own one; it inherits nothing
     ...     clients = 5
