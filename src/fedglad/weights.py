@@ -249,11 +249,8 @@ class FedAU(Equal):
         state = dict(state)
         for client in clients:
             count, mean, waited = self._before(client, state, t)
-            state[_key(client)] = [
-                count + 1,
-                (count * mean + waited + 1) / (count + 1),
-                float(t + 1),
-            ]
+            mean = (count * mean + waited + 1) / (count + 1)
+            state[_key(client)] = [count + 1, mean, float(t + 1)]
         return state
 
     def _before(self, client: Client, state: WeightingState, t: int) -> tuple[float, float, float]:

@@ -181,6 +181,19 @@ def test_a_tiny_study_from_the_first_run_to_its_table(tiny: Path):
     assert text.count("\n| ") >= 3
 
 
+def test_a_run_that_fails_is_exit_code_1_and_the_others_are_kept(tiny: Path):
+    folder = tiny / "runs/participation"
+    folder.mkdir(parents=True)
+    (folder / "small.few.glad.1").touch()  # a file where the run's folder is to be
+    only = ("--only", "none", "--only", "glad")
+    said = invoke("run", "participation", *only, "--draws", "1", "--jobs", "1")
+    assert said.exit_code == 1
+    assert "its folder cannot be written" in said.output
+    assert "The tables:" not in said.output
+    kept_files = [path.name for path in (tiny / "results/participation").glob("*")]
+    assert kept_files == ["small.few.none.json"]
+
+
 def test_an_unfinished_run_is_not_exported(tiny: Path):
     [cell] = cells(["glad"])
     [task] = tasks([cell], [1], tiny / "runs")

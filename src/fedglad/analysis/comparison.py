@@ -78,6 +78,10 @@ class Entry:
         return number(self.summary.get(metric)) is not None
 
 
+Cell = Mapping[Seed, Entry]
+"""The runs of a group by their seeds."""
+
+
 @dataclass(frozen=True)
 class Difference:
     """A group minus the baseline, seed by seed; the interval is Student's, 95 %, from n = 3 on."""
@@ -215,7 +219,7 @@ def _read(folders: Iterable[Path]) -> tuple[list[Entry], list[str]]:
             continue
         lines = run.lines()
         records = objects(lines.records)
-        summary, doubts = _believed(run, config, summary, lines, records)
+        summary, doubts = _believed(run, config, summary, lines)
         notes += [f"{run.folder}: {doubt}" for doubt in doubts]
         curves = None
         if records and not lines.damage:  # whole records of many runs would fill the memory
@@ -240,14 +244,10 @@ def _read(folders: Iterable[Path]) -> tuple[list[Entry], list[str]]:
 
 
 def _believed(
-    run: Run,
-    config: Mapping[str, Any],
-    summary: dict[str, Any],
-    lines: Lines,
-    records: list[dict[str, Any]],
+    run: Run, config: Mapping[str, Any], summary: dict[str, Any], lines: Lines
 ) -> tuple[dict[str, Any], list[str]]:
     """The summary, by the rounds where all of them are there; and what is not as it was written."""
-    doubts = [CHANGED] if run.config_changed else []
+    doubts, records = [CHANGED] if run.config_changed else [], objects(lines.records)
     if lines.damage:
         doubts.append(f"{lines.damage}; what follows is not read, and the summary counts")
     elif len(records) == config.get("rounds") and (wrong := disagreement(summary, records)):
@@ -260,13 +260,7 @@ def _believed(
     return summary, doubts
 
 
-def _group(
-    name: str,
-    config: dict[str, Any],
-    cell: Mapping[Seed, Entry],
-    base: Mapping[Seed, Entry],
-    metric: str,
-) -> Group:
+def _group(name: str, config: dict[str, Any], cell: Cell, base: Cell, metric: str) -> Group:
     controls = [entry.control for entry in cell.values() if entry.control]
     factors = [entry["factor"] for entry in controls if "factor" in entry]
     kind = next(iter(cell.values())).kind
@@ -287,9 +281,7 @@ def _group(
     )
 
 
-def _averaged(
-    newest: Group, cell: Mapping[Seed, Entry], base: Mapping[Seed, Entry], metric: str
-) -> Group | None:
+def _averaged(newest: Group, cell: Cell, base: Cell, metric: str) -> Group | None:
     """The row below a group: the average of its runs' models, if every run tested one."""
     theirs = AVERAGED.get(metric, "")
     if not all(entry.has(theirs) for entry in cell.values()):
@@ -304,11 +296,7 @@ def _averaged(
 
 
 def _numbers(
-    cell: Mapping[Seed, Entry],
-    base: Mapping[Seed, Entry],
-    metric: str,
-    theirs: str,
-    named: Mapping[str, str],
+    cell: Cell, base: Cell, metric: str, theirs: str, named: Mapping[str, str]
 ) -> dict[str, Any]:
     """The fields of a row that are numbers: `theirs` of its runs, minus `metric` of the base."""
     values = [entry.value(theirs) for entry in cell.values()]
@@ -327,29 +315,18 @@ def _numbers(
     return numbers
 
 
-def _twins(
-    grouping: Grouping, parts: Sequence[Mapping[Seed, Entry]], k: int
-) -> dict[str, Mapping[Seed, Entry]]:
+def _twins(grouping: Grouping, parts: Sequence[Cell], k: int) -> dict[str, Cell]:
     """The controls of a group's rule that met the same data and cohorts, by their labels."""
     firsts = [next(iter(part.values())) for part in parts]
-    there = [
-        j
-        for j, one in enumerate(firsts)
-        if one.kind
-        and is_control_of(one.settings, one.kind, firsts[k].settings)
-        and not grouping.unpaired(k, j)
-    ]
+    rule = firsts[k].settings
+    paired = [j for j, one in enumerate(firsts) if one.kind and not grouping.unpaired(k, j)]
+    there = [j for j in paired if is_control_of(firsts[j].settings, firsts[j].kind, rule)]
     there.sort(key=lambda j: [*KINDS].index(firsts[j].kind))
     return {grouping.labels[j]: parts[j] for j in there}
 
 
 def _over_controls(
-    row: Group,
-    cell: Mapping[Seed, Entry],
-    twins: Mapping[str, Mapping[Seed, Entry]],
-    metric: str,
-    *,
-    averaged: bool,
+    row: Group, cell: Cell, twins: Mapping[str, Cell], metric: str, *, averaged: bool
 ) -> Group:
     """The row of a rule with its differences to its controls, newest to newest model."""
     which = AVERAGED[metric] if averaged else metric
@@ -364,7 +341,7 @@ def _over_controls(
     return replace(row, over_control=mean, over_controls=over) if over else row
 
 
-def _chosen(label: str, cell: Mapping[Seed, Entry]) -> list[str]:
+def _chosen(label: str, cell: Cell) -> list[str]:
     """How the constant of these controls was chosen, if it was."""
     first = next(iter(cell.values()))
     if not first.chosen_on or not first.control:
@@ -382,14 +359,12 @@ def _chosen(label: str, cell: Mapping[Seed, Entry]) -> list[str]:
     return [f"{label}: the best{best} by {by}, on {what}, of {', '.join(seeds)}; {so}{edge}"]
 
 
-def _left_out(*cells: Mapping[Seed, Entry]) -> set[Seed]:
+def _left_out(*cells: Cell) -> set[Seed]:
     """Seeds whose results chose a constant: there it has an advantage that it has nowhere else."""
     return {seed for cell in cells for entry in cell.values() for seed in entry.chosen_on}
 
 
-def _difference(
-    cell: Mapping[Seed, Entry], base: Mapping[Seed, Entry], metric: str, theirs: str = ""
-) -> Difference:
+def _difference(cell: Cell, base: Cell, metric: str, theirs: str = "") -> Difference:
     """Between the same number of both, unless `theirs` is another one of the first.
 
     Seeds on which a constant was chosen do not count, unless there are no others.

@@ -194,16 +194,13 @@ def labels_of(configs: Sequence[Mapping[str, Any]]) -> list[str]:
             shown = f"{config[CONTROL]}{of} {shown}".rstrip()
         return f"{shown} +{len(plain) - keys} more" if len(plain) > keys else shown
 
-    def shortest(k: int) -> str:
-        others = [*configs[:k], *configs[k + 1 :]]
-        keys = KEYS
-        while keys < len(configs[k]) and any(
-            text(other, keys) == text(configs[k], keys) for other in others
-        ):
-            keys += 1
-        return text(configs[k], keys)
+    def shortest(config: Mapping[str, Any]) -> str:
+        for keys in range(KEYS, len(config)):
+            if [text(one, keys) for one in configs].count(text(config, keys)) == 1:
+                return text(config, keys)
+        return text(config, max(KEYS, len(config)))
 
-    return [shortest(k) or "all runs" for k in range(len(configs))]
+    return [shortest(config) or "all runs" for config in configs]
 
 
 def usual_baseline(groups: Sequence[Settings | None]) -> int:

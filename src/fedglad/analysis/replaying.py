@@ -184,10 +184,7 @@ def own_rule(config: Mapping[str, Any] | None, loaded: Iterable[Adapter] = ()) -
 
 
 def rule(
-    config: Mapping[str, Any] | None,
-    overrides: Mapping[str, Any],
-    *,
-    trusted: Collection[str] = (),
+    config: Mapping[str, Any] | None, overrides: Mapping[str, Any], *, trusted: Collection[str] = ()
 ) -> Adapter:
     """The rule of a run with dotted keys, all of them adapter.*, set on top.
 

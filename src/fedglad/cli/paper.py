@@ -113,9 +113,7 @@ def run(
             say(f"{todo.there} runs are there already.")
         for reason, count in Counter(todo.absent.values()).items():
             say(f"{count} cells are left out: {reason}.")
-        complete = run_all(todo.tasks, out, jobs)
-    if not complete:
-        raise typer.Exit(1)
+        run_all(todo.tasks, out, jobs)
     say(f"The table: fedglad paper table {name}")
 
 
@@ -201,8 +199,8 @@ def seeds_of(texts: list[str] | None) -> list[int]:
         raise PaperError(f"--seeds {text!r}: write whole numbers, 1,2,3") from None
 
 
-def run_all(tasks: list[Task], out: Path, jobs: int | None) -> bool:
-    """A sweep of the tasks; whether all came to their end. Why one did not is reported."""
+def run_all(tasks: list[Task], out: Path, jobs: int | None) -> None:
+    """A sweep of the tasks; exit code 1 if one did not come to its end, and why is reported."""
     from fedglad.cli.progress import ShowSweep, follow
     from fedglad.runs.folder import make_folder
     from fedglad.runs.sweeping import DONE, sweep
@@ -213,7 +211,8 @@ def run_all(tasks: list[Task], out: Path, jobs: int | None) -> bool:
     failed = [event for event in ends if event.what not in DONE]
     for event in failed:
         error(f"{event.task.label}: {event.reason}  (log: {event.task.folder}/log.txt)")
-    return not failed and len(ready) == len(tasks)
+    if failed or len(ready) < len(tasks):
+        raise typer.Exit(1)
 
 
 def fetched(tasks: list[Task]) -> list[Task]:

@@ -95,7 +95,10 @@ class ShowSweep(_Live):
         if event.what in ENDS:
             self._end(event)
         elif event.round is not None:
-            self._round(event.task, event.round)
+            self.played += 1
+            shown = round_line(event.round, event.task.config.rounds)
+            line, done = f"{escape(event.task.label)}  {shown}", event.round.t + 1
+            self.progress.update(self.lines[event.task.folder], completed=done, description=line)
         elif event.what == "started":
             line, rounds = f"{escape(event.task.label)}  starting", event.task.config.rounds
             self.lines[event.task.folder] = self.progress.add_task(line, total=rounds)
@@ -109,11 +112,6 @@ class ShowSweep(_Live):
             completed=self.played,
             total=self.played + left,
         )
-
-    def _round(self, task: Task, done: Round) -> None:
-        self.played += 1
-        line = f"{escape(task.label)}  {round_line(done, task.config.rounds)}"
-        self.progress.update(self.lines[task.folder], completed=done.t + 1, description=line)
 
     def _end(self, event: Event) -> None:
         self.ended += 1

@@ -38,13 +38,7 @@ def run(
         fetch_for(config)
         with ShowRun(config.rounds, quiet=as_json) as show:
             done = execute(
-                name,
-                config,
-                out=out,
-                resume=resume,
-                force=force,
-                on_round=show.round,
-                on_lost=warn,
+                name, config, out=out, resume=resume, force=force, on_round=show.round, on_lost=warn
             )
     summary = done.summary
     assert summary is not None

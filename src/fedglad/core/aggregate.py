@@ -72,23 +72,22 @@ class BufferMean:
         self.weight = 0.0
 
     def add(self, buffers: Mapping[str, Tensor], weight: float) -> None:
-        self.weight += weight if buffers else 0.0
         for name, value in buffers.items():
-            old = self.sums.get(name)
-            if value.is_floating_point():
-                part = value.double() * weight
-                self.sums[name] = part if old is None else old + part
-            else:
-                self.sums[name] = value.clone() if old is None else larger(old, value)
+            part = value.double() * weight if value.is_floating_point() else value.clone()
+            self._merge(name, part)
+        self.weight += weight if buffers else 0.0
 
     def absorb(self, other: "BufferMean") -> None:
         """Adds what another has."""
         for name, value in other.sums.items():
-            old = self.sums.get(name)
-            whole = not value.is_floating_point()
-            both = value if old is None else larger(old, value) if whole else old + value
-            self.sums[name] = both
+            self._merge(name, value)
         self.weight += other.weight
+
+    def _merge(self, name: str, value: Tensor) -> None:
+        if (old := self.sums.get(name)) is None:
+            self.sums[name] = value
+        else:
+            self.sums[name] = old + value if value.is_floating_point() else larger(old, value)
 
     def trimmed(self, clients: Sequence[Mapping[str, Tensor]], trim: int) -> None:
         """Takes the trimmed mean, and of counters the largest that is not trimmed."""

@@ -19,11 +19,7 @@ State = Literal["good", "no checksum", "damaged", "missing", "left behind"]
 STATES = get_args(State)
 
 WRONG = ("damaged", "missing")
-STORES = (
-    "memories",
-    "memories/updates",
-    "memories/estimator",
-)  # where a run keeps what is remembered of clients
+STORES = ("memories", "memories/updates", "memories/estimator")  # what is kept of clients
 
 
 @dataclass(frozen=True)
@@ -181,10 +177,9 @@ def _tensors(folder: Path, name: str, crc: str | None, named_by: str) -> Checked
         return CheckedFile(name, "missing", f"{named_by} names it" if crc else "")
     except (ValueError, OSError) as error:
         return CheckedFile(name, "damaged", str(error))
-    other = crc not in (None, found)
-    return CheckedFile(
-        name, "damaged" if other else "good", f"it is not that of {named_by}" if other else ""
-    )
+    if crc not in (None, found):
+        return CheckedFile(name, "damaged", f"it is not that of {named_by}")
+    return CheckedFile(name, "good")
 
 
 def _checkpoint(run: Run, path: Path) -> Iterator[CheckedFile]:

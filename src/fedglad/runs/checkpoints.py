@@ -12,7 +12,7 @@ from fedglad.config.schema import FORMAT
 from fedglad.core import checkpoint, checksums, files
 from fedglad.core.memory import Memories
 from fedglad.runs.folder import Records, Run, RunError
-from fedglad.runs.models import Best
+from fedglad.runs.models import UNUSABLE, Best
 from fedglad.runs.reader import objects
 from fedglad.simulation.driver import Driver
 from fedglad.trust import Alarm
@@ -90,14 +90,7 @@ def restore(
             break
         except checkpoint.OtherModel as error:  # the code of a user's model was changed
             raise RunError(f"{run.folder} cannot be continued: {error}; {way_out}") from None
-        except (
-            ValueError,
-            OSError,
-            LookupError,
-            TypeError,
-            AttributeError,
-            ArithmeticError,
-        ) as error:
+        except (*UNUSABLE, ArithmeticError) as error:
             say(f"checkpoint {path.name} is not usable: {error}")
     else:
         if lacking:
@@ -135,7 +128,7 @@ def newest(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], Path]:
             _read(path)
             source = path.with_suffix(".safetensors")
             return (*checkpoint.read(source), source)
-        except (ValueError, OSError, LookupError, TypeError, AttributeError) as error:
+        except UNUSABLE as error:
             wrong = wrong or f" that can be read: {path.name} is not usable, {error}"
     raise RunError(f"{folder} has no checkpoint{wrong}")
 

@@ -20,7 +20,7 @@ from fedglad.core.files import write_text
 from fedglad.runs.line import number
 from fedglad.runs.reader import CONTROL_FILE, Run, RunError
 from fedglad.runs.sweeping import DONE, ENDS, Event, Task, sweep
-from fedglad.runs.twins import KINDS, RULE, kind_of, overridden, replaces
+from fedglad.runs.twins import KINDS, RULE, kind_of, made_of, overridden, replaces
 
 Seed = tuple[Any, ...]
 
@@ -166,13 +166,10 @@ class Controls:
 
 def twin(rule: Task, kind: str, factor: float | None = None) -> Task:
     """The run that is a rule's control of this kind; nothing is written."""
-    tree = overridden(kind, rule.config.to_dict(), factor)
-    config = Config.of(tree)
+    config = Config.of(overridden(kind, rule.config.to_dict(), factor))
     folder = rule.folder.with_name(f"{rule.name}-{config.hash()}")
     settings = {k: v for k, v in rule.settings.items() if not replaces(kind, k)}
-    settings |= {f"adapter.{key}": value for key, value in tree["adapter"].items()}
-    if kind == "linear":
-        settings["server.schedule"] = "linear"
+    settings |= made_of({"kind": kind, "factor": factor})
     return Task(rule.name, config, folder, settings, rule, kind)
 
 

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 State = Mapping[str, "Tensor"]
 
+UNUSABLE = (ValueError, OSError, LookupError, TypeError, AttributeError)
+"""What is raised while a checkpoint is read that is damaged, or that anybody may have made."""
+
 SCORES = {"best": "validation_accuracy", "best_averaged": "averaged_validation_accuracy"}
 """The field of a record that each of the best models is chosen by."""
 
@@ -110,7 +113,7 @@ class Best:
         place = self.folder / BEST
         needed = set[str]()
         for path in checkpoints:
-            with suppress(ValueError, OSError, LookupError, TypeError, AttributeError):
+            with suppress(*UNUSABLE):
                 saved = json.loads(path.read_bytes())["best"]
                 needed |= {file_of(which, done) for which, (done, _) in named(saved).items()}
         others = (path for path in place.glob("*.safetensors") if path.name not in needed)

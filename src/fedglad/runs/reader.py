@@ -22,7 +22,7 @@ import numpy as np
 
 from fedglad.core import checksums
 from fedglad.runs.line import NOT_NEXT, ROUNDS, Chain, clean, number, parse, text
-from fedglad.runs.twins import fits, is_entry, kind_of
+from fedglad.runs.twins import fits, is_entry
 
 FILES = ("config.toml", "rounds.jsonl", "summary.json")
 """One of them makes a folder a run's."""
@@ -221,14 +221,6 @@ class Run:
     def skipped(self) -> str:
         """That at least half of the rounds were skipped, and why the last one; empty if not."""
         return skipped_of(self.summary or {}, self.rounds())
-
-    def rules(self, adapter: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The [adapter] sections that a run with this one is the control of; mostly none.
-
-        A folder that was overwritten by a run with another factor is a control no longer.
-        """
-        means = [one for one in self.controls({"adapter": adapter}) if kind_of(one) == "mean"]
-        return [one["adapter"] for one in means]
 
     def controls(self, config: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The entries of control.json that are true of a run with this configuration."""

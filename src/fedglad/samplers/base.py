@@ -82,10 +82,7 @@ class Pool:
         return sizes / sizes.sum()
 
     def draw(
-        self,
-        rng: np.random.Generator | np.random.RandomState,
-        r: int,
-        p: np.ndarray | None = None,
+        self, rng: np.random.Generator | np.random.RandomState, r: int, p: np.ndarray | None = None
     ) -> tuple[int, ...]:
         """r of those that can be drawn, or all, without replacement; by p if it is given."""
         return tuple(rng.choice(self.who, min(r, self.count), replace=False, p=p).tolist())

@@ -129,7 +129,8 @@ class Tracking:
         rows = self.source.new()
         if rows:
             with self._named_errors():
-                self._open().write(rows)
+                self.writer = self.writer or self._open()
+                self.writer.write(rows)
             self.rounds = rows[-1].step
         view = self.source.view
         # The summary comes a moment after the last round; if it was lost, there is none.
@@ -156,16 +157,12 @@ class Tracking:
             ) from error
 
     def _open(self) -> Writer:
-        if self.writer is not None:
-            return self.writer
         self.out.mkdir(parents=True, exist_ok=True)
         # A tracker that cannot write there would go elsewhere, or try again for minutes.
         tempfile.TemporaryFile(dir=self.out).close()
         source, view = self.source, self.source.view
         config = hyperparameters(view.config)
-        start = Start(self.out, view.name, source.id, source.started, config)
-        self.writer = writer = self._writer_class(start)
-        return writer
+        return self._writer_class(Start(self.out, view.name, source.id, source.started, config))
 
 
 def track(run: str | Path, *, to: str, out: str | Path | None = None) -> Tracking:

@@ -40,12 +40,9 @@ def tasks(chosen: Sequence[Cell], draws: Sequence[int], out: Path) -> list[Task]
             if draws or draw <= cell.problem.draws:
                 config = cell.config(draw)
                 folder = out / f"{cell.name}.{draw}"
-                made.append(Task(cell.problem.preset, config, folder, _settings(cell, draw)))
+                settings = {"cell": cell.name, "draw": draw}
+                made.append(Task(cell.problem.preset, config, folder, settings))
     return made
-
-
-def _settings(cell: Cell, draw: int) -> dict[str, Any]:
-    return {"cell": cell.name, "draw": draw}
 
 
 def kept(cell: Cell, folder: Path) -> dict[int, Draw]:

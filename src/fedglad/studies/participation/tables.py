@@ -15,12 +15,10 @@ SURE = 0.05  # that some rule of a column is called better or worse though it is
 def tables(chosen: Sequence[Cell], folder: Path) -> list[Table]:
     """One for each problem and kind of participation of which anything is there."""
     made: list[Table] = []
-    for problem, participation in dict.fromkeys(
-        (c.problem.name, c.participation.name) for c in chosen
-    ):
-        block = [
-            c for c in chosen if (c.problem.name, c.participation.name) == (problem, participation)
-        ]
+    blocks: dict[tuple[str, str], list[Cell]] = {}
+    for cell in chosen:
+        blocks.setdefault((cell.problem.name, cell.participation.name), []).append(cell)
+    for block in blocks.values():
         draws = {cell.rule.name: kept(cell, folder) for cell in block}
         if any(draws.values()):
             made.append(_table(block[0].problem, block[0].participation, draws))
