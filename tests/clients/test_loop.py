@@ -427,9 +427,9 @@ def test_frozen_parameters_do_not_move(optimizer: Any, decay: float):
     next(model.parameters()).requires_grad_(False)
     client = Plain(optimizer=optimizer, weight_decay=decay, batch_size=8, epochs=2)
     found, _ = ours(client, model, x, y)
-    assert found["0.weight"].equal(model.state_dict()["0.weight"])
     wanted, _ = theirs(client, model, x, y)
-    for name in wanted:
+    assert wanted.keys() - found.keys() == {"0.weight"}  # which is not sent
+    for name in found:
         torch.testing.assert_close(found[name], wanted[name], rtol=0, atol=1e-6)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, fields
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -330,3 +331,28 @@ def test_clients_that_fail_fail_as_before_where_they_train():
     settings = {**QUICK, "data.validation": 0.1, "sampler.clients_per_round": 12}
     (first, _) = simulate("digits", settings, data=Watched(12, fails))
     assert first.record.rejected == {3: "KeyError: 'lost'"}
+
+
+@pytest.mark.parametrize("with_targets", [True, False])
+def test_samples_of_several_tensors_are_split_together(with_targets: bool):
+    class Several:
+        clients = 2
+
+        def size(self, k: int) -> int:
+            return 20
+
+        def client(self, k: int) -> Any:
+            ids = np.arange(20) + 100 * k
+            return {"ids": ids, "twice": 2.0 * ids}, ids if with_targets else None
+
+        test = partialmethod(client, 0)
+
+    data = held_out(Several(), 0.25)
+    for x, y in (*map(data.client, range(2)), data.validation_set()):
+        assert x["twice"].tolist() == (2 * x["ids"]).tolist()
+        assert (y is None) != with_targets
+        assert y is None or y.tolist() == x["ids"].tolist()
+    kept = [number for k in range(2) for number in data.client(k)[0]["ids"].tolist()]
+    taken = data.validation_set()[0]["ids"].tolist()
+    assert sorted(kept + taken) == [*range(20), *range(100, 120)]
+    assert len(taken) == 10

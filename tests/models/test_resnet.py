@@ -328,15 +328,14 @@ def test_a_federation_of_resnets():
     frozen = "stages.1.0.conv2.weight"
     model.get_parameter(frozen).requires_grad_(False)
     before = model.get_parameter(frozen).detach().clone()
-    parameters = [name for name, _ in model.named_parameters()]
+    parameters = [name for name, p in model.named_parameters() if p.requires_grad]
     server = Server(model, adapter=Glad(gamma=0.5))
     for t in range(3):
         first, second = trained(model, 2 * t, steps=1), trained(model, 2 * t + 1, steps=3)
         record = server.step([Update(model=first, weight=1), Update(model=second, weight=3)])
         assert record.stepped
         assert list(record.gsi) == list(record.scale) == parameters  # no buffer among them
-        assert record.gsi[frozen] == record.scale[frozen] == 1
-        assert all(record.gsi[name] > 1 for name in parameters if name != frozen)
+        assert all(record.gsi[name] > 1 for name in parameters)
         for name, value in server.state.items():
             if name.endswith("num_batches_tracked"):
                 assert int(value) == 3 * (t + 1)

@@ -405,12 +405,11 @@ def test_a_model_of_doubles_keeps_its_precision():
     check(data, double(), Plain(lr=0.1, batch_size=8, epochs=2), atol=1e-6)
 
 
-def test_a_frozen_parameter_does_not_move():
+def test_a_frozen_parameter_is_not_sent():
     model = frozen()
     found = trained(Batched(), tiny_data(*UNEQUAL), model, Plain(lr=0.1, weight_decay=0.1))
     for update in found:
-        still = np.array(update[4][: 64 * 16])  # the first of the packed vector
-        assert not still.any()
+        assert 16 + 16 * 10 + 10 <= len(update[4]) < 64 * 16  # biases and the last layer, padded
         assert np.abs(update[4]).max() > 0.01
 
 

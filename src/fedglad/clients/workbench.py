@@ -64,15 +64,10 @@ class Workbench:
         self.grad = self.layout.zeros()
         self.zeros = self.layout.zeros()  # a memory before the first
         values, grads = self.layout.views(self.w), self.layout.views(self.grad)
-        for name, parameter in model.named_parameters():
-            parameter.data, parameter.grad = values[name], grads[name]
-        trained = {name for name, p in model.named_parameters() if p.requires_grad}
         layout = self.layout
-        self.frozen = [
-            slice(start, start + count)
-            for name, start, count in zip(layout.names, layout.starts, layout.numels, strict=True)
-            if name not in trained
-        ]
+        for name, parameter in model.named_parameters():
+            if name not in layout.constants:
+                parameter.data, parameter.grad = values[name], grads[name]
         self.buffers: dict[str, tuple[nn.Module, str]] = {}
         self.unsent: list[tuple[nn.Module, str, Tensor]] = []
         for prefix, module in model.named_modules():
@@ -137,8 +132,6 @@ class Workbench:
                 if norm > client.clip_norm:
                     self.grad.mul_(client.clip_norm / (norm + 1e-6))
             move(client, self.w, self.grad, slots, client.rate(step, total), step)
-            for span in self.frozen:  # from weight decay, too
-                self.w[span] = theta[span]
         delta = torch.sub(theta, self.w, out=out)
         new_memory, extra = client.finish(delta, total, memory, sent)
         kept = {

@@ -1,6 +1,5 @@
 """Whether a model, a data set and a task go together: tried before a run begins."""
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from fedglad import tasks
 from fedglad.clients.workbench import as_stored
 from fedglad.core import batch
+from fedglad.core.layout import twin as copied
 from fedglad.core.threads import threads
 from fedglad.data.federation import Federation
 from fedglad.records import SHARES
@@ -94,7 +94,7 @@ def _trial(
 ) -> str:
     """What is wrong with a batch of a task; empty if nothing is. `everybody` are all targets that
     are at hand."""
-    twin = copy.deepcopy(model)
+    twin = copied(model)
     device = next((p.device for p in twin.parameters()), torch.device("cpu"))
     x, y = (batch.to(tree, device) for tree in samples)
     # With a GPU's driver in use, a backward pass in this process would forbid it in forked ones.
@@ -159,7 +159,8 @@ def _not_finite(x: Any) -> str:
 
 def _dtype(model: nn.Module) -> list[torch.dtype]:
     """The model's; empty if it has none."""
-    return [p.dtype for p in model.parameters() if p.is_floating_point()][:1]
+    trained = [p for p in model.parameters() if p.requires_grad] or [*model.parameters()]
+    return [p.dtype for p in trained if p.is_floating_point()][:1]
 
 
 def _is_empty(pair: Any) -> bool:
@@ -189,7 +190,7 @@ def _misfit(model: nn.Module, x: Any, classes: int, by_scores: bool = True) -> s
     are forked later."""
     if not by_scores:
         return ""  # only its task knows how it is called
-    twin = copy.deepcopy(model).eval()
+    twin = copied(model).eval()
     device = next((p.device for p in twin.parameters()), torch.device("cpu"))
     try:
         with torch.no_grad(), threads(1), torch.random.fork_rng(devices=[]):

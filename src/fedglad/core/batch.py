@@ -146,7 +146,7 @@ def samples(pair: Any, dtype: torch.dtype = torch.float32) -> tuple[Tree, Tree]:
 
 
 def converted(
-    tree: Tree, name: str = "x", targets: bool = False, dtype: torch.dtype = torch.float32
+    tree: Tree, name: str = "x", targets: bool = False, dtype: torch.dtype | None = torch.float32
 ) -> Tree:
     """The tree with tensors of the types that a model of a dtype is trained with as its leaves.
 
@@ -159,8 +159,8 @@ def converted(
     | uint8 | the same, as pixels are; with `targets`, int64 |
     | all other integers | int64; an error if a number is beyond its range |
 
-    What cannot be a tensor raises ValueError, with the place in the tree, of which `name` is the
-    root.
+    Without a dtype, floats stay as they are. What cannot be a tensor raises ValueError, with the
+    place in the tree, of which `name` is the root.
 
     >>> converted({"pixels": np.zeros((2, 3), np.uint8), "age": np.array([31.0, 54.0])})
     {'pixels': tensor([[0, 0, 0],
@@ -188,13 +188,14 @@ def converted(
     return _tensor(tree if isinstance(tree, Tensor) else _array(tree, name), name, targets, dtype)
 
 
-def _tensor(leaf: Tensor, name: str, targets: bool, dtype: torch.dtype) -> Tensor:
+def _tensor(leaf: Tensor, name: str, targets: bool, dtype: torch.dtype | None) -> Tensor:
     if leaf.is_nested:
         raise ValueError(f"{name} is a nested tensor, of unequal lengths: {_PADDING}")
     if leaf.layout != torch.strided:
         raise ValueError(f"{name} is a sparse tensor: give its to_dense()")
     leaf = leaf.detach() if leaf.requires_grad else leaf
-    if leaf.dtype in (torch.float64, torch.float32) and dtype in (torch.float64, torch.float32):
+    doubles = (torch.float64, torch.float32)
+    if dtype in doubles and leaf.dtype in doubles:
         made = leaf.to(dtype)
         if leaf.dtype != dtype and bool((made.isinf() & leaf.isfinite()).any()):
             raise _beyond(name, "float32", leaf)

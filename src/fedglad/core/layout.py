@@ -6,8 +6,9 @@ always summed by one thread in one order: the bits depend neither on the number 
 on where an array happens to lie in memory.
 """
 
+import copy
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -48,7 +49,8 @@ class Layout:
     """Where each parameter lies in a flat vector of `size` elements.
 
     `dtype` is the working precision: float32, or float64 if any parameter is. `aliases` maps a
-    tied parameter's further names to its first one: it exists, and is averaged, once.
+    tied parameter's further names to its first one: it exists, and is averaged, once. `constants`
+    are the names of a module's parameters that ask for no gradient: they are nobody's to send.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Layout:
         parameters: Mapping[str, Tensor],
         buffers: Mapping[str, Tensor],
         aliases: Mapping[str, str] | None = None,
+        constants: Collection[str] = (),
     ) -> None:
         if not any(t.numel() for t in parameters.values()):
             raise ValueError(
@@ -71,6 +74,7 @@ class Layout:
         self.names = tuple(parameters)
         self.index = {name: i for i, name in enumerate(self.names)}
         self.aliases = dict(aliases or {})
+        self.constants = frozenset(constants)
         self.shapes = tuple(tuple(t.shape) for t in parameters.values())
         self.dtypes = tuple(t.dtype for t in parameters.values())
         self.numels = tuple(t.numel() for t in parameters.values())
@@ -198,16 +202,22 @@ def split(
 ) -> tuple[Layout, dict[str, Tensor], dict[str, Tensor]]:
     """The layout, the parameters and the buffers of a module or of a plain state_dict.
 
-    A module knows its buffers. In a plain dict they are the integer tensors and the names that
-    end like BatchNorm's statistics; `buffers`, a collection of names, overrides both.
+    A module knows its buffers, and which of its parameters are trained: those that ask for no
+    gradient, if others do, are constants of the layout and not among the parameters. In a plain
+    dict, buffers are the integer tensors and the names that end like BatchNorm's statistics;
+    `buffers`, a collection of names, overrides both.
     """
     aliases: dict[str, str] = {}
+    constants: set[str] = set()
     if isinstance(model, nn.Module):
         state = {n: t for n, t in model.state_dict().items() if isinstance(t, Tensor)}
         first = {id(p): name for name, p in model.named_parameters()}
         all_names = model.named_parameters(remove_duplicate=False)
         aliases = {name: first[id(p)] for name, p in all_names if first[id(p)] != name}
         buffer_names = state.keys() - first.values() - aliases.keys()
+        constants = set(frozen(model)) & state.keys()
+        state = {name: t for name, t in state.items() if name not in constants}
+        aliases = {name: one for name, one in aliases.items() if name not in constants}
     else:
         state = {name: _named(name, value) for name, value in model.items()}
         real = {n for n, t in state.items() if t.is_floating_point() or t.is_complex()}
@@ -220,7 +230,27 @@ def split(
             )
     named_buffers = {name: t for name, t in state.items() if name in buffer_names}
     parameters = {n: t for n, t in state.items() if n not in buffer_names and n not in aliases}
-    return Layout(parameters, named_buffers, aliases), parameters, named_buffers
+    layout = Layout(parameters, named_buffers, aliases, constants)
+    return layout, parameters, named_buffers
+
+
+def frozen(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that ask for no gradient, under all their names; none, if all are such.
+
+    >>> model = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1))
+    >>> _ = model[0].requires_grad_(False)
+    >>> list(frozen(model))
+    ['0.weight', '0.bias']
+    """
+    named = list(model.named_parameters(remove_duplicate=False))
+    if not any(p.requires_grad for _, p in named):
+        return {}
+    return {name: p for name, p in named if not p.requires_grad}
+
+
+def twin(model: nn.Module) -> nn.Module:
+    """A copy of a module that shares the parameters that are not trained, and nothing else."""
+    return copy.deepcopy(model, {id(p): p for p in frozen(model).values()})
 
 
 def _named(name: str, value: Any) -> Tensor:

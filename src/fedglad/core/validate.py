@@ -158,6 +158,7 @@ def have_padding(layout: Layout, packed: Tensor) -> bool:
 
 def _parameters(arrays: Mapping[str, Any], layout: Layout, what: str) -> list[Tensor]:
     known = layout.index.keys() | layout.aliases.keys() | layout.buffers.keys()
+    known |= layout.constants
     if not isinstance(arrays, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise Rejected(f"{what} is a {type(arrays).__name__}, not a dict of tensors")
     for name in arrays:

@@ -67,8 +67,9 @@ class HeldOut:
             self.classes = inner.classes
         if hasattr(inner, "labels"):
             self.labels = self._labels
-        if hasattr(inner, "prepare"):
-            self.prepare = inner.prepare
+        for name in ("prepare", "names"):
+            if hasattr(inner, name):
+                setattr(self, name, getattr(inner, name))
 
     def size(self, k: int) -> int:
         """How many samples client k trains on."""
@@ -79,9 +80,8 @@ class HeldOut:
 
     def client(self, k: int) -> tuple[Tensor, Tensor]:
         """The inputs and targets that client k trains on."""
-        x, y = self.inner.client(k)
-        rows = np.delete(np.arange(len(y)), self._taken(k, len(y)))
-        return x[rows], y[rows]
+        samples, n = self._samples(k)
+        return _rows(samples, np.delete(np.arange(n), self._taken(k, n)))
 
     def test(self) -> tuple[Tensor, Tensor]:
         """The inputs and targets of the test set, as they were."""
@@ -93,34 +93,45 @@ class HeldOut:
 
     @cached_property
     def _validation(self) -> tuple[Tensor, Tensor]:
-        import torch
-
-        xs: list[Tensor] = []
-        ys: list[Tensor] = []
-        for k in self.giving:
-            if self.size(k) < self.inner.size(k):
-                x, y = self.inner.client(k)
-                rows = self._taken(k, len(y))
-                xs.append(x[rows])
-                ys.append(y[rows])
-        if not xs:
+        giving = [k for k in self.giving if self.size(k) < self.inner.size(k)]
+        if not giving:
             raise ValueError(
                 f"data.validation = {self.share} of each client's samples is not one: raise it, or "
                 "give the data a validation_set() of its own"
             )
-        return torch.cat(xs), torch.cat(ys)
+        from fedglad.core.batch import concatenate
+
+        return concatenate([self._held(k) for k in giving])
+
+    def _samples(self, k: int) -> tuple[tuple[Any, Any], int]:
+        """All inputs and targets of client k, and how many there are."""
+        from fedglad.core.batch import converted, length
+
+        x, y = self.inner.client(k)
+        samples = converted(x, dtype=None), converted(y, "y", targets=True, dtype=None)
+        return samples, length(samples)
+
+    def _held(self, k: int) -> tuple[Any, Any]:
+        """What was taken out of client k's samples."""
+        samples, n = self._samples(k)
+        return _rows(samples, self._taken(k, n))
 
     def _labels(self, k: int) -> np.ndarray | None:
         """How many samples of each class client k trains on; None where labels are not known."""
         counts = self.inner.labels(k)
         if counts is None or k not in self._gives:
             return counts
-        y = self.inner.client(k)[1]
-        held = np.bincount(y[self._taken(k, len(y))].numpy(), minlength=len(counts))
-        return counts - held
+        held = np.asarray(self._held(k)[1])
+        return counts - np.bincount(held, minlength=len(counts))
 
     def _taken(self, k: int, n: int) -> np.ndarray:
         return taken(self.seed, k, n, self.share) if k in self._gives else np.arange(0)
+
+
+def _rows(samples: tuple[Any, Any], rows: np.ndarray) -> tuple[Any, Any]:
+    from fedglad.core.batch import take
+
+    return take(samples, rows)
 
 
 def held_out(federation: Any, share: float, seed: int = 0) -> Any:

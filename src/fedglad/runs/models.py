@@ -46,9 +46,9 @@ def write_models(folder: Path, server: Server, done: int, run: str) -> dict[str,
     `done` is the number of rounds behind it and `run` the hash of the run's configuration; both
     stand in the files' headers. Returns the checksum of each file by its name.
     """
-    states: dict[str, State] = {"model": server.state}
+    states: dict[str, State] = {"model": server.trained}
     if server.has_average:
-        states["averaged"] = server.averaged
+        states["averaged"] = server.trained_average
     return dict(
         _write(folder / f"{which}.safetensors", which, state, done, run)
         for which, state in states.items()
@@ -80,7 +80,7 @@ class Best:
             accuracy = getattr(played, field)
             before = self.kept.get(which)
             if accuracy is not None and (before is None or accuracy > before.accuracy):
-                state = server.state if which == "best" else server.averaged
+                state = server.trained if which == "best" else server.trained_average
                 copied = {name: tensor.clone() for name, tensor in state.items()}
                 self.kept[which] = Candidate(played.t + 1, accuracy, copied)
 

@@ -17,7 +17,7 @@ from fedglad.core import checkpoint
 from fedglad.core.aggregate import Sum, norms_sq, products
 from fedglad.core.checkpoint import CheckpointError
 from fedglad.core.guard import Guard, Limits
-from fedglad.core.layout import rounded, split, stretches
+from fedglad.core.layout import frozen, rounded, split, stretches
 from fedglad.core.memory import Memories
 from fedglad.core.sampling import Coordinates
 from fedglad.core.validate import as_number
@@ -146,6 +146,8 @@ class Server:
         self.optimizer.rate(0)  # raises for a schedule without an end
 
         self.layout, parameters, named_buffers = split(model, buffers)
+        constants = frozen(model) if isinstance(model, nn.Module) else {}
+        self._constants = {name: value.detach() for name, value in constants.items()}
         self.round = 0
         self._theta = self.layout.pack(parameters)
         self._buffers = {name: value.clone() for name, value in named_buffers.items()}
@@ -187,7 +189,15 @@ class Server:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """Parameters and buffers, as `model.load_state_dict` takes them."""
+        """Parameters and buffers, as `model.load_state_dict` takes them.
+
+        Those parameters of a module that are not trained are the module's own.
+        """
+        return {**self._constants, **self._whole(self._theta, self._buffers)}
+
+    @property
+    def trained(self) -> dict[str, Tensor]:
+        """The same without the parameters that are not trained: what clients get and send."""
         return self._whole(self._theta, self._buffers)
 
     @property
@@ -197,6 +207,11 @@ class Server:
         Before the first round that steps it is the model itself. An optimizer may keep one itself
         (`ScheduleFree`): then it is that, with the newest buffers.
         """
+        return {**self._constants, **self._whole(*self._read_out)}
+
+    @property
+    def trained_average(self) -> dict[str, Tensor]:
+        """The same without the parameters that are not trained."""
         return self._whole(*self._read_out)
 
     @property

@@ -1,6 +1,5 @@
 """A federated run as a generator of rounds; reads like the paper's algorithm."""
 
-import copy
 import logging
 import shutil
 import tempfile
@@ -17,6 +16,7 @@ from fedglad.adapters import Adapter
 from fedglad.averages import Average
 from fedglad.clients.method import Plain
 from fedglad.core.guard import Guard
+from fedglad.core.layout import split, twin
 from fedglad.data.validation import validation_of
 from fedglad.estimators import Estimator
 from fedglad.filters import Filter
@@ -72,7 +72,7 @@ class Simulation(Driver):
             parts.data.size,
             getattr(parts.data, "labels", lambda k: None),
             self.last,
-            update_bytes=sum(p.numel() * p.element_size() for p in parts.model.parameters()),
+            update_bytes=sum(p.nbytes for p in split(parts.model)[1].values()),
         )
         parts.sampler.check(self.pool)
         self.validates = validation_of(parts.data) is not None
@@ -95,9 +95,9 @@ class Simulation(Driver):
         if parts.estimator:
             _require_room(parts.estimator, parts, server, memories)
         super().__init__(server, parts.sampler, parts.seed, client=parts.client, memories=memories)
-        start = copy.deepcopy(parts.model)
+        start = twin(parts.model)
         job = Job(
-            lambda: copy.deepcopy(start),
+            lambda: twin(start),
             parts.data,
             parts.client,
             parts.task,

@@ -1,5 +1,6 @@
 """What every engine has in common: a job, a worker and its bench, groups of updates."""
 
+import copy
 import logging
 import math
 import os
@@ -84,7 +85,10 @@ class Worker:
     def __init__(self, job: Job, device: torch.device) -> None:
         self.job = job
         self.device = device
-        self.bench = Workbench(job.build().to(device), job.task)
+        model = job.build()
+        if device.type != "cpu":  # not on what it shares with others
+            model = copy.deepcopy(model).to(device)
+        self.bench = Workbench(model, job.task)
         self.dtype = self.bench.layout.dtype
         self.held = held_sets(job.data, self.dtype)
         self.test = self.held["test"]

@@ -199,8 +199,6 @@ class BatchedEngine(SerialEngine):
             for total, rows in _runs(totals[now]):
                 rate = client.rate(step, total)
                 move(client, w[rows], grad[rows], _rows(slots, rows), rate, step)
-            for span in bench.frozen:
-                w[now, span] = theta[span]
         delta = torch.sub(theta, w, out=w)
         reports: dict[int, Report | Failure] = {}
         for total, rows in _runs(totals):
