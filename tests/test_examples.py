@@ -1,5 +1,6 @@
 """What users copy must run: the examples as programs, the code on the pages as it is printed."""
 
+import math
 import re
 import subprocess
 import sys
@@ -204,3 +205,20 @@ def test_the_picture_on_the_page_on_partitions_is_what_is_drawn():
     counts = picture.class_counts(settings.load_federation())
     drawn = picture.text(counts, title=settings.words(10)).plain
     assert "\n".join(f"    {line}".rstrip() for line in drawn.splitlines()) in page
+
+
+@pytest.mark.parametrize("k", range(9))
+def test_what_users_bring_trains_as_it_is_printed(k: int, tmp_path: Path, monkeypatch: Any):
+    pytest.importorskip("peft")
+    found = blocks("docs/own.md")
+    assert len(found) == 9
+    assert len([line for line in found[k].splitlines() if line.strip()]) <= 20
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(1)
+    names: dict[str, Any] = {"__name__": "own"}
+    exec(found[k], names)
+    rounds = names["rounds"]
+    assert all(round.record.stepped and not round.record.rejected for round in rounds)
+    assert rounds[-1].test_loss < rounds[0].test_loss
+    assert math.isfinite(rounds[-1].scored())
+    assert list(tmp_path.iterdir()) == []
