@@ -1,7 +1,8 @@
 """Steps of local training against the raw loop, one thread: `make bench BENCH=steps`.
 
-Batches of 64 random images, SGD with momentum 0.9, clipping at 1. The raw loop is the same network
-as one writes it (torch's modules in their own layout, ReLU before the pooling),
+Batches of 64 random images, or of 10 texts of 80 random characters; SGD with momentum 0.9,
+clipping at 1. The raw loop is the same network as one writes it (torch's modules in their own
+layout, ReLU before the pooling; of a GPT, transformers' with peft's adapters),
 `torch.optim.SGD(foreach=True)` and `clip_grad_norm_`; ours is the client's round that every engine
 calls, with its parameters in one vector.
 
@@ -17,7 +18,8 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -34,9 +36,12 @@ from fedglad.clients.method import Plain
 from fedglad.clients.workbench import Workbench
 from fedglad.core import malloc
 from fedglad.models.cnn import FedOptCNN
+from fedglad.models.language import CharLSTM, TinyGPT
 from fedglad.models.resnet import ResNet56, ResNet56Basic, ResNet56GroupNorm
 
 BATCH, LR, CLIP = 64, 0.01, 1.0
+TEXTS, LENGTH, IDS = 10, 80, 81  # of a batch, of a text, in the vocabulary
+Loss = Callable[[Any, Tensor], Tensor]
 Norm = Callable[[int], nn.Module]
 
 
@@ -86,6 +91,41 @@ def usual_resnet(blocks: int, norm: Norm, *, basic: bool = False) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(fan_in, 10))
 
 
+class UsualLSTM(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(IDS, 8, padding_idx=0)
+        self.lstm = nn.LSTM(8, 256, num_layers=2, batch_first=True)
+        self.dense = nn.Linear(256, IDS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dense(self.lstm(self.embedding(x))[0])
+
+
+def usual_gpt() -> nn.Module:
+    from peft import LoraConfig, get_peft_model
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=IDS,
+        n_positions=LENGTH,
+        n_layer=2,
+        n_embd=64,
+        n_head=4,
+        **dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0),
+        **dict.fromkeys(("bos_token_id", "eos_token_id"), None),
+        use_cache=False,
+    )
+    adapters = LoraConfig(r=4, lora_alpha=4, target_modules=["c_attn"], fan_in_fan_out=True)
+    return get_peft_model(GPT2LMHeadModel(config), adapters).train()  # pyright: ignore
+
+
+def next_ids(given: Any, y: Tensor) -> Tensor:
+    """The loss of the next id at each position."""
+    scores = given if isinstance(given, Tensor) else given.logits
+    return cross_entropy(scores.flatten(0, 1), y.flatten(), ignore_index=-100)
+
+
 MODELS: dict[str, tuple[Any, Callable[[], nn.Module], tuple[int, ...]]] = {
     "cnn": (FedOptCNN(), usual_cnn, (1, 28, 28)),
     "resnet56": (ResNet56(), lambda: usual_resnet(6, nn.BatchNorm2d), (3, 32, 32)),
@@ -102,24 +142,36 @@ MODELS: dict[str, tuple[Any, Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def raw_loop(model: nn.Module, x: Tensor, y: Tensor, steps: int) -> Callable[[], None]:
+@dataclass(frozen=True)
+class Work:
+    """What is trained on: batches of one size, and a loss."""
+
+    x: Tensor
+    y: Tensor
+    steps: int
+    batch: int = BATCH
+    loss: Loss = cross_entropy
+
+
+def raw_loop(model: nn.Module, work: Work) -> Callable[[], None]:
     def run() -> None:
-        optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, foreach=True)
-        for batch in torch.randperm(len(y)).split(BATCH)[:steps]:
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(trained, lr=LR, momentum=0.9, foreach=True)
+        for batch in torch.randperm(len(work.y)).split(work.batch)[: work.steps]:
             optimizer.zero_grad()
-            cross_entropy(model(x[batch]), y[batch]).backward()
-            clip_grad_norm_(model.parameters(), CLIP)
+            work.loss(model(work.x[batch]), work.y[batch]).backward()
+            clip_grad_norm_(trained, CLIP)
             optimizer.step()
 
     return run
 
 
-def our_loop(model: nn.Module, x: Tensor, y: Tensor, steps: int) -> Callable[[], Any]:
-    bench = Workbench(model)
+def our_loop(model: nn.Module, work: Work) -> Callable[[], Any]:
+    bench = Workbench(model, loss=work.loss)
     theta, rng = bench.w.clone(), np.random.default_rng(0)
     buffers = {name: value.clone() for name, value in model.named_buffers()}
-    client = Plain(lr=LR, batch_size=BATCH, clip_norm=CLIP, steps=steps)
-    return lambda: bench.train(client, theta, buffers, x, y, rng)
+    client = Plain(lr=LR, batch_size=work.batch, clip_norm=CLIP, steps=work.steps)
+    return lambda: bench.train(client, theta, buffers, work.x, work.y, rng)
 
 
 def our_test(model: nn.Module, x: Tensor) -> Callable[[], Any]:
@@ -147,6 +199,23 @@ def images(n: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     return x, torch.randint(10, (n,), generator=generator)
 
 
+def texts(n: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, IDS, (n, LENGTH + 1), generator=generator)
+    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+
+def rivals(steps: int) -> Iterator[tuple[str, nn.Module, nn.Module, Work]]:
+    """Our model, the usual one, and what both train on."""
+    for name, (settings, usual, shape) in MODELS.items():
+        n = steps * (5 if name == "cnn" else 1)  # which takes a tenth of the time
+        yield name, settings.build(), usual(), Work(*images(n * BATCH, shape), n)
+    n = 5 * steps
+    work = Work(*texts(n * TEXTS), n, TEXTS, next_ids)
+    yield "char-lstm", CharLSTM().build(), UsualLSTM(), work
+    yield "tiny-gpt, LoRA", TinyGPT(lora_rank=4).build(), usual_gpt(), work
+
+
 def alone(name: str, steps: int, *, keep: bool) -> None:
     """One step or test after the other in this process, which is a fresh one; prints JSON."""
     if keep:
@@ -154,7 +223,7 @@ def alone(name: str, steps: int, *, keep: bool) -> None:
     what, _, kind = name.partition(" ")
     settings, _, shape = MODELS[what]
     model = settings.build()
-    run = our_loop(model, *images(BATCH, shape), 1)
+    run = our_loop(model, Work(*images(BATCH, shape), 1))
     if kind == "test":
         run = our_test(model, images(1000, shape)[0])
     seconds, faults = list[float](), list[int]()
@@ -200,23 +269,23 @@ def main() -> None:
         memory(steps, repeats)
         return
     rows: list[tuple[str, ...]] = []
-    for name, (settings, usual, shape) in MODELS.items():
-        n = steps * (5 if name == "cnn" else 1)  # which takes a tenth of the time
-        x, y = images(n * BATCH, shape)
-        ours, theirs = settings.build(), usual()
-        sizes = [sum(p.numel() for p in model.parameters()) for model in (ours, theirs)]
+    for name, ours, theirs, work in rivals(steps):
+        sizes = [
+            sum(p.numel() for p in model.parameters() if p.requires_grad)
+            for model in (ours, theirs)
+        ]
         assert sizes[0] == sizes[1], sizes
-        runs = {"raw": raw_loop(theirs, x, y, n), "ours": our_loop(ours, x, y, n)}
+        runs = {"raw": raw_loop(theirs, work), "ours": our_loop(ours, work)}
         for run in runs.values():
             run()
         seconds = best(runs, repeats)
-        raw, own = (n * BATCH / seconds[key] for key in ("raw", "ours"))
+        raw, own = (work.steps * work.batch / seconds[key] for key in ("raw", "ours"))
         rows.append((name, f"{raw:,.0f}", f"{own:,.0f}", f"{own / raw:.2f}", load().split()[0]))
         if chosen.profile:
             print(f"\n{name}, one of our steps:")
-            share(our_loop(ours, x[:BATCH], y[:BATCH], 1))
+            share(our_loop(ours, replace(work, steps=1)))
     table(("model", "raw loop, samples/s", "ours, samples/s", "× raw loop", "load"), rows)
-    print(f"\nbest of {repeats}, in turn, {steps} steps each ({5 * steps} of the cnn)")
+    print(f"\nbest of {repeats}, in turn, {steps} steps each ({5 * steps} of the cnn and of texts)")
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ def test_check_tells_good_from_damaged(cache: Path):
 def test_names_are_completed():
     assert cli_data._complete_name("mn") == ["mnist"]
     assert cli_data._complete_name("glove-6b-1") == ["glove-6b-100d", "glove-6b-100d-341k"]
-    assert cli_data._complete_name("s") == ["synthetic"]
+    assert cli_data._complete_name("sy") == ["synthetic"]
     assert among("fedglad.data.fetch:VIA")("w") == ["web"]
 
 

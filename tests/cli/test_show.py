@@ -86,6 +86,31 @@ def test_mistakes_are_told_in_a_sentence(args: tuple[str, ...], said: str):
 class Unlabelled:
     clients = 2
 
+    def size(self, k: int) -> int:
+        return (3, 9)[k]
+
+    def test(self) -> tuple[Any, Any]:
+        return np.zeros((4, 1)), np.zeros(4)
+
+
+class Incomplete:
+    clients = 2
+
+
+def test_data_without_labels_is_shown_by_its_sizes(here: Path):
+    told = show(f"{__name__}:Unlabelled")
+    assert told.exit_code == 0, told.output
+    assert "2 clients, 3 to 9 samples, median 9, 12 in all; 4 in the test set; no cl" in told.output
+    bars = [line.split() for line in told.output.splitlines()[1:]]
+    # 3 is one of at most 4, 9 one of at most 16, and none is in between
+    assert [(row[1], row[-1]) for row in bars if row] == [("4", "1"), ("8", "0"), ("16", "1")]
+    found = json.loads(show(f"{__name__}:Unlabelled", "--json").stdout)
+    assert (found["sizes"], found["test_size"]) == ([3, 9], 4)
+    assert not list(here.iterdir())
+    asked = show(f"{__name__}:Unlabelled", "--png", "mine.png")
+    assert asked.exit_code == 2
+    assert "no PNG: the data has no classes to draw" in asked.output
+
 
 def raising() -> None:
     raise KeyError("no such table")
@@ -93,7 +118,7 @@ def raising() -> None:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("Unlabelled", "the data has no labels(k)"), ("raising", "KeyError: 'no such table'")],
+    [("Incomplete", "has no attribute 'size'"), ("raising", "KeyError: 'no such table'")],
 )
 def test_own_data_that_cannot_be_drawn(name: str, said: str):
     told = show(f"{__name__}:{name}")

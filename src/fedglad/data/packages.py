@@ -1,6 +1,7 @@
 """Package clients: what npm and pip are set up for, so that a company's mirror serves as well.
 
-A package's archive is read, and nothing of it is run.
+A package's archive is read, and nothing of it is run, but for a source that only pip can tell from
+others: see `pip`.
 """
 
 import errno
@@ -30,15 +31,25 @@ def npm(package: str, work: Work, most: int = LARGEST) -> Path:
     return _run(command, "npm pack", r"npm (?:error|ERR!)", "*.tgz", work.scratch, most)
 
 
-def pip(package: str, work: Work, most: int = LARGEST) -> Path:
-    """The wheel of a package in the index that this Python's pip is set up for."""
+def pip(package: str, work: Work, most: int = LARGEST, checksum: str = "") -> Path:
+    """The wheel of a package in the index that this Python's pip is set up for.
+
+    With a checksum "sha256:…" it is the archive of its source that has it. To know a package by
+    its source pip runs its setup.py: only after the archive has shown that checksum.
+    """
     if importlib.util.find_spec("pip") is None:
         raise DataError(f"pip is not installed for {sys.executable}")
-    options = ["--no-deps", "--only-binary=:all:", "--no-input", "--quiet"]
+    options = ["--no-deps", "--no-input", "--quiet"]
+    what = [package, "--only-binary=:all:"]
+    if checksum:
+        listed = Path(tempfile.mkdtemp(dir=work.scratch)) / "wanted.txt"
+        listed.write_text(f"{package} --hash={checksum}\n", "utf-8")
+        what = ["--require-hashes", f"--requirement={listed}"]
     quick = ["--retries=1", f"--timeout={TIMEOUT:g}", "--disable-pip-version-check"]
     work.progress.begin(f"pip download {package}", None)
-    command = [sys.executable, "-m", "pip", "download", package, *options, *quick]
-    return _run(command, "pip download", "ERROR:", "*.whl", work.scratch, most)
+    command = [sys.executable, "-m", "pip", "download", *what, *options, *quick]
+    wanted = "*.tar.gz" if checksum else "*.whl"
+    return _run(command, "pip download", "ERROR:", wanted, work.scratch, most)
 
 
 def _run(

@@ -2,6 +2,7 @@
 
 import math
 import textwrap
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,60 @@ BARS = "▁▂▃▄▅▆▇"
 SIGNS = dict(zip(f"{SHADES}{BARS}", ".-+x#1234567", strict=True))
 ASCII = str.maketrans(SIGNS | {"×": "x", "α": "alpha", "σ": "sigma", "–": "-", "…": "..."})
 LABEL = 9  # columns for a row's name and the space after it
+
+
+def are_labelled(federation: Federation) -> bool:
+    """Whether the clients' samples have classes to count."""
+    labels = getattr(federation, "labels", None)
+    return labels is not None and labels(0) is not None
+
+
+def sizes(federation: Federation) -> dict[str, Any]:
+    """How many samples the clients have, ready for JSON, where there are no classes.
+
+    >>> from fedglad.data import Synthetic
+    >>> sizes(Synthetic(clients=3, samples=16, test_clients=1))["median_size"]
+    16
+    """
+    counts = [federation.size(k) for k in range(federation.clients)]
+    named = getattr(federation, "names", None)
+    return {
+        "sizes": counts,
+        "min_size": min(counts),
+        "median_size": sorted(counts)[len(counts) // 2],
+        "max_size": max(counts),
+        "test_size": len(federation.test()[1]),
+        **({"names": list(named)} if named else {}),
+    }
+
+
+def sizes_text(found: Mapping[str, Any], *, title: str = "", plain: bool = False) -> str:
+    """What `sizes` gives for a terminal: a sentence, and how many clients are of about one size.
+
+    >>> from fedglad.data import Synthetic
+    >>> print(sizes_text(sizes(Synthetic(clients=3, samples=16, test_clients=1))))
+    3 clients, 16 samples each, 48 in all; 2 in the test set; no classes
+    """
+    low, high, counts = found["min_size"], found["max_size"], np.array(found["sizes"])
+    each = f"{low:,} to {high:,} samples, median {found['median_size']:,}"
+    lines = [
+        f"{title}: " * bool(title)
+        + f"{len(counts):,} client{'s' * (len(counts) > 1)}, "
+        + (f"{low:,} samples each" if low == high else each)
+        + f", {counts.sum():,} in all; {found['test_size']:,} in the test set; no classes"
+    ]
+    names: list[str] = found.get("names", [])
+    if low < high:  # in steps of doubling
+        top = [2**k for k in range((low - 1).bit_length(), (high - 1).bit_length() + 1)]
+        tally = np.bincount(np.searchsorted(top, counts), minlength=len(top))
+        bars = np.ceil(40 * tally / tally.max()).astype(int)
+        for most, count, bar in zip(top, tally.tolist(), bars.tolist(), strict=True):
+            lines.append(f"{f'to {most:,}':>{LABEL}} {'█' * bar} {count:,}")
+    if names:
+        order = np.argsort(-counts, kind="stable")[:3]
+        lines.append("largest: " + "; ".join(f"{names[k]} ({counts[k]:,})" for k in order))
+    drawn = "\n".join(lines)
+    return drawn.translate(ASCII) if plain else drawn
 
 
 def class_counts(federation: Federation) -> np.ndarray:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from fedglad.models.cnn import FedOptCNN as FedOptCNN
     from fedglad.models.cnn import SmallCNN as SmallCNN
     from fedglad.models.encoder import Encoder as Encoder
+    from fedglad.models.language import CharLSTM as CharLSTM
+    from fedglad.models.language import TinyGPT as TinyGPT
     from fedglad.models.mlp import MLP as MLP
     from fedglad.models.resnet import ResNet56 as ResNet56
     from fedglad.models.resnet import ResNet56Basic as ResNet56Basic
@@ -35,4 +37,6 @@ REGISTRY = {
     "resnet56-gn": "fedglad.models.resnet:ResNet56GroupNorm",
     "encoder": "fedglad.models.encoder:Encoder",
     "bilstm": "fedglad.models.bilstm:BiLSTM",
+    "char-lstm": "fedglad.models.language:CharLSTM",
+    "tiny-gpt": "fedglad.models.language:TinyGPT",
 }
