@@ -3,8 +3,9 @@
 `federation` is what a simulation asks of a data set; `partition/` and `split` say which samples
 each client owns, `validation` which none does, `picture` shows it. `digits`, `images`, `texts`,
 `plays` and `synthetic` are the sets; `pixels`, `tokens`, `words`, `encoders` and `vectors` make a
-model's inputs of them; `store`, `fetch`, `packages` and `sources/` get and keep their files. `bring`,
-`columns` and `folder` make a federation of what users have: arrays, torch data sets, tables, files.
+model's inputs of them; `store`, `fetch`, `packages` and `sources/` get and keep their files.
+`bring`, `columns` and `folder` make a federation of what users have: arrays, torch data sets,
+tables, files.
 
 A data set is a frozen dataclass of settings whose `load_federation()` gives a `Federation`. Only
 `fedglad.rng` and `fedglad.core` are imported from the rest of the library.
