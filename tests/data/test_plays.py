@@ -362,3 +362,11 @@ def test_the_real_plays_are_said_by_whom_they_should(real: Roles):
     assert "Out, damned spot!" in says("macbeth: LADY MACBETH")
     for k in range(real.clients):
         assert "[" not in decoded(real.client(k)[0][0])
+
+
+def test_targets_of_a_causal_model_are_the_characters_themselves():
+    settings = Shakespeare(min_characters=20, length=10, test_share=0.5, targets="same")
+    x, y = settings.of_roles({"GHOST": "Mark me. " * 4}).test()
+    assert y[x > 0].equal(x[x > 0])
+    assert bool((x == 0).any())
+    assert (y[x == 0] == -100).all()

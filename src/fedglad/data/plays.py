@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
@@ -65,6 +65,10 @@ class Shakespeare:
     length: Annotated[int, "characters of a window"] = 80
     test_share: Annotated[float, "of each role's windows, the last ones; one at least"] = 0.2
     test_windows: Annotated[int, "of the test set, drawn by the seed; 0: all"] = 0
+    targets: Annotated[
+        Literal["next", "same"],
+        "next: each place's next character, for next-token; same: its own, for causal-lm",
+    ] = "next"
     seed: Annotated[int, "of the roles, the test windows and the validation set"] = 0
     validation: Annotated[float, VALIDATION] = 0.0
 
@@ -117,6 +121,8 @@ class Shakespeare:
         names = [large[k] for k in np.sort(chosen)]
         cut = [windows(encoded(texts[name]), self.length) for name in names]
         x, y = (torch.from_numpy(np.concatenate(part)) for part in zip(*cut, strict=True))
+        if self.targets == "same":
+            y = torch.where(x > 0, x, IGNORED)
         owned: list[np.ndarray] = []
         tests: list[np.ndarray] = []
         out: list[np.ndarray] = []
