@@ -6,7 +6,17 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fedglad.tasks.base import IGNORED, Batch, ByScores, Sums, Task, ratio, scores_of
+from fedglad.tasks.base import (
+    IGNORED,
+    Batch,
+    ByScores,
+    Sums,
+    Task,
+    mean_of_counted,
+    no_labels,
+    ratio,
+    scores_of,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -29,12 +39,10 @@ class NextToken(ByScores):
 
     score: ClassVar[str] = "accuracy"
     higher: ClassVar[bool] = True
-    by_sample: ClassVar[bool] = False  # sequences of unequal length weigh by their tokens
+    chunk: ClassVar[int] = 50
 
     def loss_of(self, scores: Tensor, y: Tensor) -> Tensor:
-        from torch.nn.functional import cross_entropy
-
-        return cross_entropy(scores.flatten(0, -2), y.flatten(), ignore_index=IGNORED)
+        return mean_of_counted(scores.flatten(0, -2), y.flatten(), IGNORED)
 
     def metrics_of(self, scores: Tensor, y: Tensor) -> Sums:
         return _sums(self, scores, y)
@@ -43,7 +51,9 @@ class NextToken(ByScores):
         return _with_perplexity(sums)
 
     def misfit(self, scores: Tensor, y: Any) -> str:
-        if y is None or y.is_floating_point() or y.dim() != 2:
+        if y is not None and y.dim() == 2 and (wrong := no_labels(y)):
+            return wrong
+        if y is None or y.dim() != 2:
             shape = None if y is None else tuple(y.shape[1:])
             return (
                 f"the targets of a sample are of shape {shape}: the ids of its next tokens, "
@@ -71,6 +81,7 @@ class CausalLM(Task):
 
     score: ClassVar[str] = "perplexity"
     higher: ClassVar[bool] = False
+    chunk: ClassVar[int] = 10
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return NextToken().loss_of(*_shifted(model, batch))
@@ -110,7 +121,7 @@ def _sums(task: NextToken, scores: Tensor, y: Tensor) -> Sums:
 def _with_perplexity(sums: Sums) -> dict[str, float]:
     metrics = {name: ratio(*pair) for name, pair in sums.items()}
     loss = metrics["loss"]
-    return {**metrics, "perplexity": math.exp(loss) if loss < 700 else math.inf}
+    return {**metrics, "perplexity": math.inf if loss > 700 else math.exp(loss)}
 
 
 def _unknown(scores: Tensor, y: Tensor) -> str:
