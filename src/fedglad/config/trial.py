@@ -16,6 +16,7 @@ from fedglad.core.threads import threads
 from fedglad.data.federation import Federation
 from fedglad.records import SHARES
 from fedglad.tasks.base import (
+    ByLoss,
     ByScores,
     Task,
     chunk_of,
@@ -58,8 +59,6 @@ def check(
             f"the data is a {type(data).__name__} without {', '.join(lacking)}: it needs clients, "
             f"size(k), client(k) -> (x, y) and test() -> (x, y){_ready_made(data)}"
         )
-    if not any(True for _ in model.parameters()):
-        raise ValueError(f"model {name} has no parameters: there is nothing to train")
     held: Any = data.test()
     if isinstance(held, tuple | list) and len(held) == 2 and _is_empty(held):
         raise ValueError("the data's test set is empty")
@@ -78,6 +77,10 @@ def check(
     if wrong := _misfit(model, one, classes, by_scores=by_scores):
         way_out = f"; {_way_out(settings, one, classes)}" if settings else ""
         raise ValueError(f"model {name} {wrong}{way_out}")
+    if not data.clients:
+        raise ValueError("the data has no clients")
+    if not any(True for _ in model.parameters()):
+        raise ValueError(f"model {name} has no parameters: there is nothing to train")
     try_task(model, data, task, (x, y), prepare=prepare, batch_size=batch_size)
     if by_scores:
         _refuse_not_finite(model, x, prepare, chunk_of(task))
@@ -93,27 +96,33 @@ def try_task(
     """
     part, kind = slice(batch_size), _dtype(model)
     test = [batch.rows_of(tree, part) for tree in held]
-    everybody = [t for t in (held[1], getattr(data, "y", None)) if isinstance(t, Tensor) and len(t)]
-
-    def fault(samples: Sequence[Any], training: bool) -> str:
-        return _trial(model, task, samples, prepare, everybody, training)
-
     faults: list[str] = []
     for k in range(min(TRIED, data.clients)):
         try:
             given = data.client(k)
         except Exception:  # which may pass
             break
-        wrong = _unusable(given, kind) or fault(
-            [batch.rows_of(tree, part) for tree in batch.samples(given, *kind)], True
+        wrong = _unusable(given, kind) or _trial(
+            model,
+            task,
+            [batch.rows_of(tree, part) for tree in batch.samples(given, *kind)],
+            prepare,
+            training=True,
         )
         if not wrong:
             break
         faults.append(wrong)
-    if len(faults) == min(TRIED, data.clients):
+    if faults and len(faults) == min(TRIED, data.clients):
         raise ValueError(_cannot(task, "trained", "client 0", faults[0]))
-    if wrong := fault(test, False):
+    if wrong := _trial(model, task, test, prepare, training=False):
         raise ValueError(_cannot(task, "measured", "the test set", wrong))
+    if sees_scores_alone(task):
+        scores = _scores(model, batch.rows_of(held[0], slice(1)), prepare)
+        if wrong := _misfit_of(task, scores, held[1]):
+            raise ValueError(_cannot(task, "measured", "the test set", wrong))
+        all_y = getattr(data, "y", None)
+        if isinstance(all_y, Tensor) and len(all_y) and (wrong := task.misfit(scores, all_y)):
+            raise ValueError(_cannot(task, "trained", "all clients", wrong))
 
 
 def _cannot(task: Any, done: str, whose: str, wrong: str) -> str:
@@ -139,27 +148,24 @@ def _refuse_not_finite(model: nn.Module, x: Any, prepare: Any, chunk: int) -> No
     rows = bad.nonzero().flatten()[:chunk]
     if not len(rows):
         return
-    twin = copy.deepcopy(model).eval()
-    device = next(p.device for p in twin.parameters())
-    with torch.no_grad(), threads(1), torch.random.fork_rng(devices=[]):
-        scores = scores_of(twin, prepare(batch.to(batch.take(x, rows), device), False))
-    if not bool(scores.isfinite().all()):
+    if not bool(_scores(model, batch.take(x, rows), prepare).isfinite().all()):
         raise ValueError(
             f"the test set has NaN or infinite numbers in {int(bad.sum())} of its {len(bad)} "
             f"inputs, first in sample {int(rows[0])}: mend or leave out such samples"
         )
 
 
+def _scores(model: nn.Module, x: Any, prepare: Any) -> Tensor:
+    twin = copy.deepcopy(model).eval()
+    device = next(p.device for p in twin.parameters())
+    with torch.no_grad(), threads(1), torch.random.fork_rng(devices=[]):
+        return scores_of(twin, prepare(batch.to(x, device), False))
+
+
 def _trial(
-    model: nn.Module,
-    task: Any,
-    samples: Sequence[Any],
-    prepare: Any,
-    everybody: Sequence[Any],
-    training: bool,
+    model: nn.Module, task: Any, samples: Sequence[Any], prepare: Any, *, training: bool
 ) -> str:
-    """What is wrong with a batch of a task; empty if nothing is. `everybody` are all targets that
-    are at hand."""
+    """What is wrong with a batch of a task; empty if nothing is."""
     twin = copy.deepcopy(model)
     device = next((p.device for p in twin.parameters()), torch.device("cpu"))
     x, y = (batch.to(tree, device) for tree in samples)
@@ -171,17 +177,16 @@ def _trial(
             with torch.no_grad():
                 twin.eval()
                 if sees_scores_alone(task) and (
-                    wrong := _misfits(task, scores_of(twin, inputs), (y, *everybody))
+                    wrong := _misfit_of(task, scores_of(twin, inputs), y)
                 ):
                     return wrong
-                sums: Any = task.metrics(twin, (inputs, y))
-            if wrong := _wrong_metrics(task, sums, score_of(task).name):
-                return wrong
             with torch.set_grad_enabled(backward):
                 loss = task.loss(twin.train(training), (prepare(x, training), y))
-                if not isinstance(loss, Tensor) or loss.dim():
-                    shape = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else loss
-                    return f"its loss is {shape}, not one number: give the mean over the batch"
+                if not isinstance(loss, Tensor):
+                    return f"its loss is {loss!r}, a {type(loss).__name__} and not a tensor"
+                if loss.dim():
+                    shape = tuple(loss.shape)
+                    return f"its loss is of shape {shape}, not one number: give the batch's mean"
                 if not bool(loss.isfinite()):
                     return _not_finite(inputs) or (
                         f"its loss is {float(loss)} before the first step"
@@ -190,22 +195,28 @@ def _trial(
                     return "its loss does not depend on the model's parameters"
                 if backward:
                     loss.backward()
+            with torch.no_grad():
+                sums: Any = task.metrics(twin.eval(), (inputs, y))
+            if wrong := _wrong_metrics(task, sums, score_of(task).name):
+                return wrong
+    except ValueError as error:
+        return _cause(error).removeprefix("ValueError: ")
+    except IndexError as error:
+        ids = [int(leaf.max()) for leaf in batch.leaves(x) if _are_ids(leaf) and leaf.numel()]
+        return _cause(error) + (f"; the largest id among the inputs is {max(ids)}" if ids else "")
     except Exception as error:
         return _cause(error)
     return ""
 
 
-def _misfits(task: ByScores, scores: Any, several: Sequence[Any]) -> str:
+def _misfit_of(task: ByScores, scores: Any, y: Any) -> str:
     """Why targets are not of the task; empty if they are."""
-    for y in several:
-        if y is not None and not isinstance(y, Tensor):
-            return (
-                f"the targets are a {type(y).__name__}, but this task takes one tensor: an own "
-                "task, with loss(model, batch) and metrics(model, batch), takes several"
-            )
-        if wrong := task.misfit(scores, y):
-            return wrong
-    return ""
+    if y is None or isinstance(y, Tensor):
+        return task.misfit(scores, y)
+    return (
+        f"the targets are a {type(y).__name__}, but this task takes one tensor: an own task, with "
+        "loss(model, batch) and metrics(model, batch), takes several"
+    )
 
 
 def _wrong_metrics(task: Any, sums: Any, score: str) -> str:
@@ -261,6 +272,8 @@ def _ready_made(data: Any) -> str:
 
 
 def _task_name(task: Any) -> str:
+    if isinstance(task, ByLoss):
+        return getattr(task.function, "__name__", type(task.function).__name__)
     path = f"{type(task).__module__}:{type(task).__qualname__}"
     return next((name for name, cls in tasks.REGISTRY.items() if cls == path), path.split(":")[1])
 

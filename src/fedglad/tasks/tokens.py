@@ -103,6 +103,8 @@ def _shifted(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         y = x["input_ids"] if isinstance(x, dict) else x
         if isinstance(x, dict) and "attention_mask" in x:
             y = y.masked_fill(x["attention_mask"] == 0, IGNORED)
+    if not hasattr(y, "shape"):
+        raise ValueError(f"the targets are a {type(y).__name__}: one tensor of ids is needed")
     scores = scores_of(model, x)
     if scores.dim() != 3 or scores.shape[:2] != y.shape:
         raise ValueError(

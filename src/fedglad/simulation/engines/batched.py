@@ -343,7 +343,7 @@ def _failure(client: int, error: Exception) -> Failure:
     reason = _reason(error)
     if "vmap" in reason:
         reason += " (what vmap cannot do, engine.name = local can)"
-    return Failure(client, reason, traceback.format_exc())
+    return Failure(client, reason, "".join(traceback.format_exception(error)))
 
 
 def _reason(error: Exception) -> str:
