@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn import metrics as sk  # pyright: ignore[reportMissingTypeStubs]
+from sklearn import metrics  # pyright: ignore[reportMissingTypeStubs]
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss, one_hot
 
@@ -25,6 +25,8 @@ from fedglad.tasks import (
 )
 from fedglad.tasks.base import added, as_task, finished
 from fedglad.tasks.classification import More
+
+sk: Any = metrics
 
 ALL: tuple[More, ...] = (
     "top_k",
@@ -222,7 +224,9 @@ def test_r2_of_numbers_far_from_zero_loses_no_digits(offset: float):
         assert metrics["r2"] == pytest.approx(sk.r2_score(y, scores), abs=1e-6)
 
 
-@pytest.mark.parametrize(("value", "error", "r2"), [(3.0, 0.0, 1.0), (0.1, 0.5, 0.0), (0.0, 1.0, 0.0)])
+@pytest.mark.parametrize(
+    ("value", "error", "r2"), [(3.0, 0.0, 1.0), (0.1, 0.5, 0.0), (0.0, 1.0, 0.0)]
+)
 def test_r2_of_equal_targets_is_as_in_scikit_learn(value: float, error: float, r2: float):
     y = torch.full((10,), value)
     for bounds in ([], [3]):
@@ -303,12 +307,12 @@ def test_a_batch_in_which_nothing_counts_changes_nothing(task: Any):
     assert not scores.grad.any()
 
 
-def gpt2(**more: Any) -> Any:
+def gpt2() -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(4)
-    sizes = {"vocab_size": 19, "n_positions": 12, "n_embd": 8, "n_layer": 1, "n_head": 2}
-    return GPT2LMHeadModel(GPT2Config(**{**sizes, **more})).eval()
+    sizes: dict[str, Any] = {"vocab_size": 19, "n_positions": 12, "n_embd": 8}
+    return GPT2LMHeadModel(GPT2Config(**sizes, n_layer=1, n_head=2)).eval()
 
 
 def adapted() -> Any:

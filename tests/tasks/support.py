@@ -160,12 +160,22 @@ class Characters(nn.Module):
         return self.dense(self.lstm(self.embed(ids))[0])
 
 
+def one() -> nn.Module:
+    return nn.Linear(5, 1)
+
+
+def convolution() -> nn.Module:
+    return nn.Conv2d(1, 3, 1)
+
+
 def gpt2() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     sizes = {"vocab_size": 6, "n_positions": 8, "n_embd": 16, "n_layer": 1, "n_head": 2}
     drops = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    return GPT2LMHeadModel(GPT2Config(**sizes, **drops))  # pyright: ignore[reportArgumentType]
+    # Written out, attention can also be put side by side.
+    given: dict[str, Any] = {**sizes, **drops, "attn_implementation": "eager"}
+    return GPT2LMHeadModel(GPT2Config(**given))
 
 
 def lora() -> nn.Module:
@@ -176,6 +186,7 @@ def lora() -> nn.Module:
     return get_peft_model(gpt2(), config)  # pyright: ignore[reportArgumentType]
 
 
+@dataclass(frozen=True, kw_only=True)
 class Doubled(Task):
     """An own task: it calls the model as it likes."""
 
@@ -237,19 +248,19 @@ CASES = {
     ),
     "regression": Case(
         numbers,
-        lambda: nn.Linear(5, 1),
+        one,
         median,
         overrides={"task.name": "regression", "client.lr": 0.1},
     ),
     "huber": Case(
         numbers,
-        lambda: nn.Linear(5, 1),
+        one,
         median,
         overrides={"task.name": "regression", "task.kind": "huber"},
     ),
     "segmentation": Case(
         pixels,
-        lambda: nn.Conv2d(1, 3, 1),
+        convolution,
         largest,
         overrides={"task.name": "segmentation", "task.ignore": 255, "client.lr": 2.0},
     ),
@@ -269,10 +280,10 @@ CASES = {
         unigram,
         overrides={"task.name": "causal-lm", "client.lr": 0.5},
     ),
-    "own": Case(numbers, lambda: nn.Linear(5, 1), median, task=Doubled()),
+    "own": Case(numbers, one, median, task=Doubled()),
     "function": Case(
         lambda: (lambda own: Own(own.x, own.targets.unsqueeze(1)))(numbers()),
-        lambda: nn.Linear(5, 1),
+        one,
         median,
         task=mse_loss,
     ),

@@ -1,17 +1,21 @@
 """A run of every task: it learns, in every engine, and a killed one goes on to the same bits."""
 
 import copy
+import os
+import signal
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from run_support import facts
-from tasks.support import CASES, SETTINGS, Case, ids_alone, lora, masked_ids, unigram
+from run_support import facts, outcome
 from torch import Tensor, nn
 
-from fedglad.config.schema import load
+from fedglad.config.schema import Config, load
+from fedglad.runs import execute
 from fedglad.simulation.simulation import Simulation
+from tasks.support import CASES, SETTINGS, Case, ids_alone, lora, masked_ids, unigram
 
 
 def run(
@@ -43,9 +47,10 @@ def test_it_learns_and_serial_is_local_to_the_bit(name: str):
     assert last.test_loss < rounds[0].test_loss
     score = last.scored() if last.score.name != "accuracy" else last.test_accuracy
     x, y = case.data().test()
-    guess = case.guess(x if y is None else y)
+    targets: Any = x if y is None else y
+    guess = case.guess(targets)
     if name == "function":
-        assert last.test_loss < float((y - y.mean()).square().mean())
+        assert last.test_loss < float((targets - targets.mean()).square().mean())
     else:
         assert last.score.better(score, guess), (score, guess)
     other, other_state, _ = run(case, model, engine__name="local", engine__workers=2)
@@ -70,7 +75,7 @@ def test_batched_is_serial_but_for_the_last_digits(name: str):
 
 def test_an_lstm_is_refused_by_the_batched_engine_in_a_line():
     case = CASES["lstm"]
-    with pytest.raises(ValueError, match="use engine.name = local") as caught:
+    with pytest.raises(ValueError, match=r"use engine.name = local") as caught:
         run(case, built(case), engine__name="batched")
     assert "\n" not in str(caught.value)
 
@@ -88,3 +93,55 @@ def test_only_the_adapters_of_a_language_model_train(engine: str, data: Any):
     assert moved
     assert all("lora_" in name for name in moved)
     assert rounds[-1].scored() < rounds[0].scored()
+
+
+# --------------------------------------------------------------------------------------- resuming
+
+
+def killed(folder: Path, after: int, config: Config) -> None:
+    """A run whose process is killed (kill -9) when a round was recorded."""
+
+    def on_round(found: Any) -> None:
+        if found.t == after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if (child := os.fork()) == 0:
+        try:
+            execute("task", config, out=folder, on_round=on_round)
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("data", "model", "task"),
+    [
+        ("characters", "Characters", {"name": "next-token"}),
+        ("numbers", "one", {"name": "regression"}),
+        ("pixels", "convolution", {"name": "segmentation", "ignore": 255}),
+        ("masked_ids", "lora", {"name": "causal-lm"}),
+        ("numbers", "one", {"name": "tasks.support:Doubled"}),
+    ],
+    ids=["next-token", "regression", "segmentation", "causal-lm", "own"],
+)
+def test_a_killed_run_goes_on_to_the_same_bits(
+    data: str, model: str, task: dict[str, Any], tmp_path: Path
+):
+    given = {
+        **SETTINGS,
+        "rounds": 5,
+        "checkpoint_every": 2,
+        "server.name": "adam",
+        "average.name": "ema",
+        "data.name": f"tasks.support:{data}",
+        "model.name": f"tasks.support:{model}",
+        **{f"task.{key}": value for key, value in task.items()},
+    }
+    config = load("digits", given)[1]
+    execute("task", config, out=tmp_path / "whole")
+    killed(tmp_path / "cut", 3, config)
+    execute("task", config, out=tmp_path / "cut", resume=True)
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+    again = load(tmp_path / "cut" / "config.toml", trust_code=True)[1]
+    assert again.hash() == config.hash()
