@@ -93,7 +93,7 @@ def expected_calibration(scores: Tensor, y: Tensor, bins: int) -> float:
         if inside:
             accuracy = np.mean([int(scores[i].argmax()) == int(y[i]) for i in inside])
             confidence = np.mean([float(probabilities[i].max()) for i in inside])
-            total += len(inside) / len(y) * abs(accuracy - confidence)
+            total += len(inside) / len(y) * abs(float(accuracy - confidence))
     return total
 
 

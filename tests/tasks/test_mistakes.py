@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from run_support import TINY, cli
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
@@ -16,10 +17,9 @@ from typer.testing import CliRunner
 
 from fedglad import simulate
 from fedglad.cli import app
-from fedglad.config.schema import load
 from fedglad.data.federation import Partitioned
 from fedglad.records import Round
-from fedglad.runs import Run, execute
+from fedglad.runs import Run
 from fedglad.tasks import Regression, Task
 from tasks.support import (
     SETTINGS,
@@ -504,9 +504,16 @@ def test_a_process_says_it_too(tmp_path: Path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_that_diverges_says_so_in_its_summary(tmp_path: Path):
-    config = load("digits", {**TINY, "engine.name": "serial", "rounds": 2, "client.lr": 1e9})[1]
-    run = execute("digits", config, out=tmp_path / "run")
-    assert [found["status"] for found in Run(run.folder).rounds()] == ["skipped", "skipped"]
+def test_a_run_that_diverges_says_so_in_the_terminal_and_its_summary(tmp_path: Path):
+    given = {**TINY, "engine.name": "serial", "rounds": 2, "client.lr": 1e9}
+    options = [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
+    out = tmp_path / "run"
+    result = CliRunner().invoke(app, ["run", "digits", *options, "--out", str(out)])
+    assert "2 of 2 rounds were skipped: 0 of 3 updates were accepted" in " ".join(
+        result.output.split()
+    )
+    run = Run(out)
+    assert [found["status"] for found in run.rounds()] == ["skipped", "skipped"]
     assert run.summary
-    assert run.summary["final_accuracy"] is not None
+    assert run.summary["skipped"] == 2
+    assert all(value.isfinite().all() for value in load_file(out / "model.safetensors").values())

@@ -77,6 +77,13 @@ class CausalLM(Task):
     Targets are None, where every token but padding counts, or ids of the same shape with −100 where
     one does not. The token at place i is foretold by the scores at i − 1. The score is the
     perplexity, exp(mean loss of a token).
+
+    >>> import torch
+    >>> scores = torch.eye(3)  # a model that says the last token once more
+    >>> task, ids = CausalLM(), torch.tensor([[2, 2, 0]])
+    >>> sums = task.metrics(torch.nn.Embedding.from_pretrained(scores), (ids, None))
+    >>> task.finish(sums)["accuracy"]  # 2 after 2 is right, 0 after 2 is not
+    0.5
     """
 
     score: ClassVar[str] = "perplexity"
