@@ -1,7 +1,7 @@
 """Whether a model, a data set and a task go together: tried before a run begins."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -15,8 +15,20 @@ from fedglad.core.layout import twin as copied
 from fedglad.core.threads import threads
 from fedglad.data.federation import Federation
 from fedglad.records import SHARES
-from fedglad.tasks.base import ByScores, finished, score_of, scores_of
+from fedglad.tasks.base import (
+    ByLoss,
+    ByScores,
+    Task,
+    chunk_of,
+    finished,
+    score_of,
+    scores_of,
+    sees_scores_alone,
+)
 from fedglad.tasks.classification import Classification
+
+TRIED = 3
+"""Clients that are tried if the first cannot be trained: the fault may be its own."""
 
 
 def check(
@@ -35,7 +47,7 @@ def check(
     them is named, if that is enough.
     """
     task = Classification() if task is None else task
-    if lacking := [name for name in ("loss", "metrics") if not hasattr(task, name)]:
+    if lacking := [name for name in ("loss", "metrics") if not _has(task, name)]:
         raise ValueError(
             f"the task is a {type(task).__name__} without {' and '.join(lacking)}: it needs "
             "loss(model, batch) and metrics(model, batch)"
@@ -45,7 +57,7 @@ def check(
     ]:
         raise ValueError(
             f"the data is a {type(data).__name__} without {', '.join(lacking)}: it needs clients, "
-            "size(k), client(k) -> (x, y) and test() -> (x, y)"
+            f"size(k), client(k) -> (x, y) and test() -> (x, y){_ready_made(data)}"
         )
     held: Any = data.test()
     if isinstance(held, tuple | list) and len(held) == 2 and _is_empty(held):
@@ -61,10 +73,17 @@ def check(
     ids = isinstance(x, Tensor) and _are_ids(x)
     row = int(x.flatten(1).amax(dim=1).argmax()) if ids else 0
     one = prepare(batch.rows_of(x, slice(row, row + 1)), False)
-    if wrong := _misfit(model, one, classes, by_scores=isinstance(task, ByScores)):
+    by_scores = sees_scores_alone(task)
+    if wrong := _misfit(model, one, classes, by_scores=by_scores):
         way_out = f"; {_way_out(settings, one, classes)}" if settings else ""
         raise ValueError(f"model {name} {wrong}{way_out}")
+    if not data.clients:
+        raise ValueError("the data has no clients")
+    if not any(True for _ in model.parameters()):
+        raise ValueError(f"model {name} has no parameters: there is nothing to train")
     try_task(model, data, task, (x, y), prepare=prepare, batch_size=batch_size)
+    if by_scores:
+        _refuse_not_finite(model, x, prepare, chunk_of(task))
 
 
 def try_task(
@@ -72,67 +91,139 @@ def try_task(
 ) -> None:
     """Raises ValueError if a batch cannot go through the task's loss, backward and metrics.
 
-    It is one of the first client; if that one has a fault of its own, one of the test set.
+    It is one of the first client, and one of the test set. A client may have a fault of its own,
+    with which it fails alone: the next ones are tried then.
     """
     part, kind = slice(batch_size), _dtype(model)
     test = [batch.rows_of(tree, part) for tree in held]
-    everybody = [t for t in (held[1], getattr(data, "y", None)) if isinstance(t, Tensor) and len(t)]
+    faults: list[str] = []
+    for k in range(min(TRIED, data.clients)):
+        try:
+            given = data.client(k)
+        except Exception:  # which may pass
+            break
+        wrong = _unusable(given, kind) or _trial(
+            model,
+            task,
+            [batch.rows_of(tree, part) for tree in batch.samples(given, *kind)],
+            prepare,
+            training=True,
+        )
+        if not wrong:
+            break
+        faults.append(wrong)
+    if faults and len(faults) == min(TRIED, data.clients):
+        raise ValueError(_cannot(task, "trained", "client 0", faults[0]))
+    if wrong := _trial(model, task, test, prepare, training=False):
+        raise ValueError(_cannot(task, "measured", "the test set", wrong))
+    if sees_scores_alone(task):
+        scores = _scores(model, batch.rows_of(held[0], slice(1)), prepare)
+        if wrong := _misfit_of(task, scores, held[1]):
+            raise ValueError(_cannot(task, "measured", "the test set", wrong))
+        all_y = getattr(data, "y", None)
+        if isinstance(all_y, Tensor) and len(all_y) and (wrong := task.misfit(scores, all_y)):
+            raise ValueError(_cannot(task, "trained", "all clients", wrong))
+
+
+def _cannot(task: Any, done: str, whose: str, wrong: str) -> str:
+    return f"task {_task_name(task)} cannot be {done} with the samples of {whose}: {wrong}"
+
+
+def _unusable(given: Any, kind: Sequence[torch.dtype]) -> str:
+    """Why a client's samples are none; empty if they are."""
     try:
-        first = [batch.rows_of(tree, part) for tree in batch.samples(data.client(0), *kind)]
-    except Exception:  # with which it will fail alone
-        first = test
-    wrong = _trial(model, task, first, prepare, everybody)
-    if wrong and (first is test or _trial(model, task, test, prepare, everybody)):
-        whose = "the test set" if first is test else "client 0"
+        if not batch.length(batch.samples(given, *kind)[0]):
+            return "the client has no samples"
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+def _refuse_not_finite(model: nn.Module, x: Any, prepare: Any, chunk: int) -> None:
+    """Raises ValueError if the model gives NaN for test inputs that are not finite."""
+    bad = torch.zeros(batch.length(x), dtype=torch.bool)
+    for leaf in batch.leaves(x):
+        if leaf.is_floating_point():
+            bad |= ~leaf.reshape(len(leaf), -1).isfinite().all(dim=1).cpu()
+    rows = bad.nonzero().flatten()[:chunk]
+    if not len(rows):
+        return
+    if not bool(_scores(model, batch.take(x, rows), prepare).isfinite().all()):
         raise ValueError(
-            f"task {_task_name(task)} cannot be trained with the samples of {whose}: {wrong}"
+            f"the test set has NaN or infinite numbers in {int(bad.sum())} of its {len(bad)} "
+            f"inputs, first in sample {int(rows[0])}: mend or leave out such samples"
         )
 
 
+def _scores(model: nn.Module, x: Any, prepare: Any) -> Tensor:
+    twin = copied(model).eval()
+    device = next(p.device for p in twin.parameters())
+    with torch.no_grad(), threads(1), torch.random.fork_rng(devices=[]):
+        return scores_of(twin, prepare(batch.to(x, device), False))
+
+
 def _trial(
-    model: nn.Module, task: Any, samples: Sequence[Any], prepare: Any, everybody: Sequence[Any]
+    model: nn.Module, task: Any, samples: Sequence[Any], prepare: Any, *, training: bool
 ) -> str:
-    """What is wrong with a batch of a task; empty if nothing is. `everybody` are all targets that
-    are at hand."""
+    """What is wrong with a batch of a task; empty if nothing is."""
     twin = copied(model)
     device = next((p.device for p in twin.parameters()), torch.device("cpu"))
     x, y = (batch.to(tree, device) for tree in samples)
     # With a GPU's driver in use, a backward pass in this process would forbid it in forked ones.
-    backward = not torch.cuda.is_available()
+    backward = training and not torch.cuda.is_available()
     try:
         with threads(1), torch.random.fork_rng(devices=[]):
-            if bad := _not_finite(inputs := prepare(x, False)):
-                return bad
+            inputs = prepare(x, False)
             with torch.no_grad():
                 twin.eval()
-                if isinstance(task, ByScores):
-                    scores = scores_of(twin, inputs)
-                    misfits = (task.misfit(scores, targets) for targets in (y, *everybody))
-                    if wrong := next(filter(None, misfits), ""):
-                        return wrong
-                    sums = task.metrics_of(scores, y)
-                else:
-                    sums = dict(task.metrics(twin, (inputs, y)))
-            if wrong := _wrong_metrics(task, sums, score_of(task).name):
-                return wrong
+                if sees_scores_alone(task) and (
+                    wrong := _misfit_of(task, scores_of(twin, inputs), y)
+                ):
+                    return wrong
             with torch.set_grad_enabled(backward):
-                loss = task.loss(twin.train(), (prepare(x, True), y))
-                if not isinstance(loss, Tensor) or loss.dim():
-                    shape = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else loss
-                    return f"its loss is {shape}, not one number: give the mean over the batch"
+                loss = task.loss(twin.train(training), (prepare(x, training), y))
+                if not isinstance(loss, Tensor):
+                    return f"its loss is {loss!r}, a {type(loss).__name__} and not a tensor"
+                if loss.dim():
+                    shape = tuple(loss.shape)
+                    return f"its loss is of shape {shape}, not one number: give the batch's mean"
                 if not bool(loss.isfinite()):
-                    return f"its loss is {float(loss)} before the first step"
+                    return _not_finite(inputs) or (
+                        f"its loss is {float(loss)} before the first step"
+                    )
                 if backward and not loss.requires_grad:
                     return "its loss does not depend on the model's parameters"
                 if backward:
                     loss.backward()
+            with torch.no_grad():
+                sums: Any = task.metrics(twin.eval(), (inputs, y))
+            if wrong := _wrong_metrics(task, sums, score_of(task).name):
+                return wrong
+    except ValueError as error:
+        return _cause(error).removeprefix("ValueError: ")
+    except IndexError as error:
+        ids = [int(leaf.max()) for leaf in batch.leaves(x) if _are_ids(leaf) and leaf.numel()]
+        return _cause(error) + (f"; the largest id among the inputs is {max(ids)}" if ids else "")
     except Exception as error:
         return _cause(error)
     return ""
 
 
-def _wrong_metrics(task: Any, sums: dict[str, Any], score: str) -> str:
+def _misfit_of(task: ByScores, scores: Any, y: Any) -> str:
+    """Why targets are not of the task; empty if they are."""
+    if y is None or isinstance(y, Tensor):
+        return task.misfit(scores, y)
+    return (
+        f"the targets are a {type(y).__name__}, but this task takes one tensor: an own task, with "
+        "loss(model, batch) and metrics(model, batch), takes several"
+    )
+
+
+def _wrong_metrics(task: Any, sums: Any, score: str) -> str:
     """What is wrong with a task's metrics; empty if nothing is."""
+    if not isinstance(sums, Mapping):
+        return f"its metrics are {sums!r}: a dict with a sum and a count for each name is needed"
+    sums = cast("Mapping[str, Any]", sums)
     for name, pair in sums.items():
         if not isinstance(pair, tuple | list) or len(cast("tuple[Any, ...]", pair)) != 2:
             return f"its metric {name!r} is {pair!r}: a sum and a count are needed"
@@ -168,7 +259,22 @@ def _is_empty(pair: Any) -> bool:
     return bool(leaves) and all(hasattr(leaf, "__len__") and not len(leaf) for leaf in leaves)
 
 
+def _has(task: Any, name: str) -> bool:
+    """Whether a task has a method of its own, and not only the one that is to be written."""
+    found = getattr(type(task), name, None)
+    return hasattr(task, name) and found is not getattr(Task, name)
+
+
+def _ready_made(data: Any) -> str:
+    """How a federation is made of what torch has its data in."""
+    if isinstance(data, Iterable) or hasattr(data, "__getitem__"):
+        return ". fedglad.data.from_datasets makes one of data sets or loaders, one a client"
+    return ""
+
+
 def _task_name(task: Any) -> str:
+    if isinstance(task, ByLoss):
+        return getattr(task.function, "__name__", type(task.function).__name__)
     path = f"{type(task).__module__}:{type(task).__qualname__}"
     return next((name for name, cls in tasks.REGISTRY.items() if cls == path), path.split(":")[1])
 
@@ -207,8 +313,10 @@ def _misfit(model: nn.Module, x: Any, classes: int, by_scores: bool = True) -> s
 
 
 def _cause(error: Exception) -> str:
-    cause = str(error).strip().partition("\n")[0].rstrip(".")
-    return cause if isinstance(error, RuntimeError) else f"{type(error).__name__}: {cause}"
+    cause, kind = str(error).strip().partition("\n")[0].rstrip("."), type(error).__name__
+    if not cause:
+        return kind
+    return cause if isinstance(error, RuntimeError) else f"{kind}: {cause}"
 
 
 def _way_out(settings: Any, x: Any, classes: int) -> str:

@@ -138,7 +138,8 @@ class Partitioned:
         """How many samples of each class client k has; None if the targets are not labels."""
         if not self.labelled:
             return None
-        return torch.bincount(self.y[self._rows(k)], minlength=self.classes).numpy()
+        y = self.y[self._rows(k)]
+        return torch.bincount(y[y >= 0], minlength=self.classes).numpy()  # −100 is no label
 
     def _known(self, k: int) -> None:
         if not 0 <= k < len(self.bounds) - 1:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from fedglad.core.checks import check
-from fedglad.tasks.base import IGNORED, ByScores, Sums, ratio
+from fedglad.tasks.base import IGNORED, ByScores, Sums, functional, no_labels, ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,6 +40,7 @@ class Classification(ByScores):
 
     score: ClassVar[str] = "accuracy"
     higher: ClassVar[bool] = True
+    by_sample: ClassVar[bool] = True
 
     also: Annotated[
         tuple[More, ...],
@@ -52,9 +53,7 @@ class Classification(ByScores):
         check(self, k=1, bins=1)
 
     def loss_of(self, scores: Tensor, y: Tensor) -> Tensor:
-        from torch.nn.functional import cross_entropy
-
-        return cross_entropy(scores, y)
+        return functional().cross_entropy(scores, y)
 
     def metrics_of(self, scores: Tensor, y: Tensor) -> Sums:
         counted = y != IGNORED
@@ -78,7 +77,9 @@ class Classification(ByScores):
             confidence = scores.softmax(dim=1).amax(dim=1).double().numpy(force=True)
             right = (best == y).numpy(force=True)
             # (0, 1/bins], (1/bins, 2/bins], …
-            place = np.clip(np.ceil(confidence * self.bins).astype(int) - 1, 0, self.bins - 1)
+            # and scores that are not finite lie somewhere: what comes of them is NaN
+            place = np.nan_to_num(np.ceil(confidence * self.bins)).astype(int)
+            place = np.clip(place - 1, 0, self.bins - 1)
             rows = [np.ones_like(confidence), right, confidence]
             parts = [np.bincount(place, weights=row, minlength=self.bins) for row in rows]
             sums["calibration"] = np.stack(parts), 1
@@ -115,8 +116,8 @@ class Classification(ByScores):
         if y is None:
             return "there are no targets: a language model's inputs alone are task.name=causal-lm"
         shape = tuple(y.shape[1:])
-        if y.is_floating_point():
-            return f"the targets are {_dtype(y)}, no labels: for numbers set task.name=regression"
+        if wrong := no_labels(y):
+            return wrong
         if y.dim() == 2 and scores.dim() == 3:
             return (
                 f"each sample has a sequence of {shape[0]} targets: set task.name=next-token, "
@@ -156,7 +157,3 @@ def confusion(said: Tensor, y: Tensor, classes: int) -> np.ndarray:
     """
     places = (y.flatten() * classes + said.flatten()).bincount(minlength=classes**2)
     return places.view(classes, classes).numpy(force=True)
-
-
-def _dtype(y: Tensor) -> str:
-    return str(y.dtype).removeprefix("torch.")

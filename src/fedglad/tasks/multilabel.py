@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fedglad.tasks.base import ByScores, Sums, ratio
+from fedglad.tasks.base import ByScores, Sums, functional, ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,17 +29,16 @@ class MultiLabel(ByScores):
 
     score: ClassVar[str] = "micro_f1"
     higher: ClassVar[bool] = True
+    by_sample: ClassVar[bool] = True
 
     def loss_of(self, scores: Tensor, y: Tensor) -> Tensor:
-        from torch.nn.functional import binary_cross_entropy_with_logits
-
-        return binary_cross_entropy_with_logits(scores, y.to(scores.dtype))
+        return functional().binary_cross_entropy_with_logits(scores, y.to(scores.dtype))
 
     def metrics_of(self, scores: Tensor, y: Tensor) -> Sums:
         said, there, n = scores > 0, y > 0, len(y)
         right, many = (said & there).sum(dim=0), said.sum(dim=0) + there.sum(dim=0)
         return {
-            "loss": (float(self.loss_of(scores, y)) * n, n),
+            "loss": (float(self.loss_of(scores, y)) * n if n else 0.0, n),
             "accuracy": (int((said == there).sum()), y.numel()),
             "f1": (2 * right.numpy(force=True), many.numpy(force=True)),
         }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
-from fedglad.tasks.base import IGNORED, ByScores, Sums, ratio
+from fedglad.tasks.base import IGNORED, ByScores, Sums, mean_of_counted, no_labels, ratio
 from fedglad.tasks.classification import confusion
 
 if TYPE_CHECKING:
@@ -32,14 +32,12 @@ class Segmentation(ByScores):
 
     score: ClassVar[str] = "iou"
     higher: ClassVar[bool] = True
-    by_sample: ClassVar[bool] = False
+    chunk: ClassVar[int] = 50
 
     ignore: Annotated[int, "a label of pixels that do not count, such as 255"] = IGNORED
 
     def loss_of(self, scores: Tensor, y: Tensor) -> Tensor:
-        from torch.nn.functional import cross_entropy
-
-        return cross_entropy(scores, y, ignore_index=self.ignore)
+        return mean_of_counted(scores, y, self.ignore)
 
     def metrics_of(self, scores: Tensor, y: Tensor) -> Sums:
         counted = y != self.ignore
@@ -63,7 +61,9 @@ class Segmentation(ByScores):
         }
 
     def misfit(self, scores: Tensor, y: Any) -> str:
-        if y is None or y.is_floating_point() or y.dim() < 3:
+        if y is not None and y.dim() > 2 and (wrong := no_labels(y)):
+            return wrong
+        if y is None or y.dim() < 3:
             shape = None if y is None else tuple(y.shape[1:])
             return (
                 f"the targets of a sample are of shape {shape}: a label for each pixel, "

@@ -6,7 +6,17 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fedglad.tasks.base import IGNORED, Batch, ByScores, Sums, Task, ratio, scores_of
+from fedglad.tasks.base import (
+    IGNORED,
+    Batch,
+    ByScores,
+    Sums,
+    Task,
+    mean_of_counted,
+    no_labels,
+    ratio,
+    scores_of,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -29,12 +39,10 @@ class NextToken(ByScores):
 
     score: ClassVar[str] = "accuracy"
     higher: ClassVar[bool] = True
-    by_sample: ClassVar[bool] = False  # sequences of unequal length weigh by their tokens
+    chunk: ClassVar[int] = 50
 
     def loss_of(self, scores: Tensor, y: Tensor) -> Tensor:
-        from torch.nn.functional import cross_entropy
-
-        return cross_entropy(scores.flatten(0, -2), y.flatten(), ignore_index=IGNORED)
+        return mean_of_counted(scores.flatten(0, -2), y.flatten(), IGNORED)
 
     def metrics_of(self, scores: Tensor, y: Tensor) -> Sums:
         return _sums(self, scores, y)
@@ -43,7 +51,9 @@ class NextToken(ByScores):
         return _with_perplexity(sums)
 
     def misfit(self, scores: Tensor, y: Any) -> str:
-        if y is None or y.is_floating_point() or y.dim() != 2:
+        if y is not None and y.dim() == 2 and (wrong := no_labels(y)):
+            return wrong
+        if y is None or y.dim() != 2:
             shape = None if y is None else tuple(y.shape[1:])
             return (
                 f"the targets of a sample are of shape {shape}: the ids of its next tokens, "
@@ -67,10 +77,18 @@ class CausalLM(Task):
     Targets are None, where every token but padding counts, or ids of the same shape with −100 where
     one does not. The token at place i is foretold by the scores at i − 1. The score is the
     perplexity, exp(mean loss of a token).
+
+    >>> import torch
+    >>> scores = torch.eye(3)  # a model that says the last token once more
+    >>> task, ids = CausalLM(), torch.tensor([[2, 2, 0]])
+    >>> sums = task.metrics(torch.nn.Embedding.from_pretrained(scores), (ids, None))
+    >>> task.finish(sums)["accuracy"]  # 2 after 2 is right, 0 after 2 is not
+    0.5
     """
 
     score: ClassVar[str] = "perplexity"
     higher: ClassVar[bool] = False
+    chunk: ClassVar[int] = 10
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return NextToken().loss_of(*_shifted(model, batch))
@@ -92,6 +110,8 @@ def _shifted(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         y = x["input_ids"] if isinstance(x, dict) else x
         if isinstance(x, dict) and "attention_mask" in x:
             y = y.masked_fill(x["attention_mask"] == 0, IGNORED)
+    if not hasattr(y, "shape"):
+        raise ValueError(f"the targets are a {type(y).__name__}: one tensor of ids is needed")
     scores = scores_of(model, x)
     if scores.dim() != 3 or scores.shape[:2] != y.shape:
         raise ValueError(
@@ -110,7 +130,7 @@ def _sums(task: NextToken, scores: Tensor, y: Tensor) -> Sums:
 def _with_perplexity(sums: Sums) -> dict[str, float]:
     metrics = {name: ratio(*pair) for name, pair in sums.items()}
     loss = metrics["loss"]
-    return {**metrics, "perplexity": math.exp(loss) if loss < 700 else math.inf}
+    return {**metrics, "perplexity": math.inf if loss > 700 else math.exp(loss)}
 
 
 def _unknown(scores: Tensor, y: Tensor) -> str:

@@ -20,7 +20,8 @@ from fedglad.data.federation import Federation
 from fedglad.data.validation import validation_of
 from fedglad.records import Bundle, Failure, Several, Update
 from fedglad.rng import stream
-from fedglad.tasks.base import Sums, Task, added, finished, ratio
+from fedglad.tasks.base import CHUNK as CHUNK
+from fedglad.tasks.base import Sums, Task, added, chunk_of, finished, ratio
 
 Packed = tuple[Tensor, Mapping[str, Tensor]]
 """A model as `Server.packed` gives it: the parameters in one vector, and the buffers."""
@@ -32,7 +33,6 @@ logger = logging.getLogger("fedglad")
 
 CPU = torch.device("cpu")
 GROUP_BYTES = 1 << 20  # tiny updates are trained, and handed over, in groups of about this size
-CHUNK = 1000  # test samples evaluated at a time: sums over fixed chunks, so the bits are the same
 
 
 @dataclass(frozen=True)
@@ -158,14 +158,14 @@ class Worker:
         try:
             x, y = batch.samples(self.job.data.client(client), self.dtype)
             self.bench.load(*packed)
-            starts = range(0, batch.length(x), CHUNK)
+            starts = range(0, batch.length(x), chunk_of(self.bench.task))
             return ratio(*added(self._measure(x, y, start) for start in starts)["loss"])
         except Exception as error:
             logger.warning("client %s could not tell its loss: %s", client, error)
             return math.nan
 
     def _measure(self, x: Any, y: Any, start: int) -> Sums:
-        part = slice(start, start + CHUNK)
+        part = slice(start, start + chunk_of(self.bench.task))
         x, y = (batch.to(batch.rows_of(tree, part), self.device) for tree in (x, y))
         return measure(self.bench.model, self.bench.task, self.prepare(x, False), y)
 

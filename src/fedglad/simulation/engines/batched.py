@@ -34,7 +34,7 @@ from fedglad.rng import stream
 from fedglad.simulation.engines.base import Call, Packed, Report, Updates, Worker, as_group
 from fedglad.simulation.engines.samples import Batches, Member, fetch
 from fedglad.simulation.engines.serial import SerialEngine
-from fedglad.tasks.base import ByLoss, ByScores, Task, scores_of
+from fedglad.tasks.base import ByLoss, ByScores, Task, scores_of, sees_scores_alone
 from fedglad.tasks.classification import Classification
 
 GROUP_ELEMENTS = 1 << 22  # parameters, or inputs, of all clients that are trained together
@@ -57,7 +57,7 @@ class BatchedEngine(SerialEngine):
         self.own_buffers = dict(model.named_buffers())
         mixing = any(isinstance(module, _BatchNorm) for module in model.modules())
         task = self.bench.task
-        self.by_scores = task if isinstance(task, ByScores) else None
+        self.by_scores = cast(ByScores, task) if sees_scores_alone(task) else None
         by_sample = self.by_scores is not None and self.by_scores.by_sample
         # Whether a sample of a batch may change the others.
         self.mixes = mixing or bool(self.own_buffers) or not by_sample
@@ -67,7 +67,10 @@ class BatchedEngine(SerialEngine):
         self.each_loss = vmap(vmap(self._sample_loss))
         self.mean_loss = vmap(self.by_scores.loss_of) if self.by_scores else None
         function = task.function if isinstance(task, ByLoss) else None
-        self.is_cross_entropy = isinstance(task, Classification) or function is cross_entropy
+        plain = (
+            self.by_scores and type(self.by_scores).loss_of is Classification.loss_of
+        )  # a subclass may differ
+        self.is_cross_entropy = plain or function is cross_entropy
         self.matrices: dict[str, Tensor] = {}
 
     def train(self, t: int, cohort: Sequence[int], packed: Packed, sent: Memory) -> Updates:
@@ -289,7 +292,7 @@ class BatchedEngine(SerialEngine):
             return self.mean_loss(scores, y)
         else:
             each = self.each_loss(scores, y)
-        return each.mean(dim=1) if weight is None else (each * weight).sum(dim=1)
+        return each.mean(dim=1) if weight is None else (each * weight.to(each.dtype)).sum(dim=1)
 
     def _sample_loss(self, scores: Tensor, y: Tensor) -> Tensor:
         assert self.by_scores
@@ -304,8 +307,11 @@ class _Whole(nn.Module):
         self.model, self.task = model, task
 
     def forward(self, x: Any, y: Any = None) -> tuple[Tensor, Memory]:
-        by_scores = isinstance(self.task, ByScores)
-        made = scores_of(self.model, x) if by_scores else self.task.loss(self.model, (x, y))
+        made = (
+            scores_of(self.model, x)
+            if sees_scores_alone(self.task)
+            else self.task.loss(self.model, (x, y))
+        )
         return made, dict(self.model.named_buffers())
 
 
@@ -335,7 +341,7 @@ def _failure(client: int, error: Exception) -> Failure:
     reason = _reason(error)
     if "vmap" in reason:
         reason += " (what vmap cannot do, engine.name = local can)"
-    return Failure(client, reason, traceback.format_exc())
+    return Failure(client, reason, "".join(traceback.format_exception(error)))
 
 
 def _reason(error: Exception) -> str:

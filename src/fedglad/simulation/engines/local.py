@@ -19,7 +19,6 @@ from fedglad.core.processes import TRIES, Lost, Pool, Serve
 from fedglad.core.threads import threads
 from fedglad.records import Bundle, Failure, Several
 from fedglad.simulation.engines.base import (
-    CHUNK,
     GROUP_BYTES,
     Held,
     Job,
@@ -30,7 +29,7 @@ from fedglad.simulation.engines.base import (
     as_group,
     held_sets,
 )
-from fedglad.tasks.base import Sums, added, finished
+from fedglad.tasks.base import Sums, added, chunk_of, finished
 
 SHARE = 4
 """Groups a worker gets in a round, if there are enough clients: none waits long at the end."""
@@ -95,7 +94,9 @@ class LocalEngine:
 
     def evaluate(self, packed: Packed, held: Held = "test") -> dict[str, float]:
         n = self.sizes[held]
-        sums = self._run("evaluate", packed, [(held, start) for start in range(0, n, CHUNK)])
+        sums = self._run(
+            "evaluate", packed, [(held, start) for start in range(0, n, chunk_of(self.task))]
+        )
         if lost := next((s for s in sums if isinstance(s, Lost)), None):
             raise RuntimeError(f"the {held} set could not be evaluated: {lost.reason}")
         return finished(self.task, added(sums))

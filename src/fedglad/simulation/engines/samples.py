@@ -38,7 +38,10 @@ def fetch(
     """The clients' samples; where they lie if the data set knows, else what each gives."""
     if _locates(type(data)):
         x, y, located = data.locate(clients)
-        if batch.converted(x, dtype=dtype) is x and batch.converted(y, targets=True) is y:
+        if (
+            batch.converted(x, dtype=dtype) is x
+            and batch.converted(y, targets=True, dtype=dtype) is y
+        ):
             return [(x, y, rows) for rows in located]
     return [_attempt(data, client, dtype) for client in clients]
 
@@ -71,7 +74,7 @@ class Batches:
                 filled[: len(rows)] = rows
                 filled[len(rows) :] = rows[0]  # its own: NaN times 0 is NaN
             there = np.arange(index.shape[1]) < sizes[:, None]
-            weight = torch.from_numpy(there / sizes[:, None]).to(self.device, torch.float32)
+            weight = torch.from_numpy(there / sizes[:, None]).to(self.device)
         rows = torch.from_numpy(index.reshape(-1))
 
         def chosen_of(leaf: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ from fedglad.clients.method import Memory
 from fedglad.core import batch
 from fedglad.core.threads import threads
 from fedglad.simulation.engines.base import (
-    CHUNK,
     GROUP_BYTES,
     Held,
     Packed,
@@ -16,6 +15,7 @@ from fedglad.simulation.engines.base import (
     Worker,
     as_group,
 )
+from fedglad.tasks.base import chunk_of
 
 
 class SerialEngine:
@@ -39,8 +39,9 @@ class SerialEngine:
 
     def evaluate(self, packed: Packed, held: Held = "test") -> dict[str, float]:
         n, worker = batch.length(self.worker.held[held][0]), self.worker
+        starts = range(0, n, chunk_of(worker.bench.task))
         with threads(1):
-            return worker.finish([worker.evaluate(packed, k, held) for k in range(0, n, CHUNK)])
+            return worker.finish([worker.evaluate(packed, start, held) for start in starts])
 
     def losses(self, clients: Sequence[int], packed: Packed) -> list[float]:
         with threads(1):
