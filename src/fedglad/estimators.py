@@ -180,20 +180,26 @@ class Estimator(ABC):
         """A state that a file had; raises ValueError if it cannot be one."""
         return state
 
-    def require_room(self, clients: int, update_bytes: int, free: float = math.inf) -> None:
+    def require_room(
+        self, clients: int, update_bytes: int, free: float = math.inf, versions: int = 1
+    ) -> None:
         """Raises if the updates of so many clients need more disk than it may take, or is free.
+
+        In a run's folder an update may lie there in 3 versions: of its last two checkpoints, and
+        the newest. What a cohort sends lies beside them until its round is done.
 
         >>> VARP(disk=1.0).require_room(1000, update_bytes=800_000)  # 0.8 GB
         """
         count = self.keeps(clients)
-        needed = count * update_bytes / GB
+        needed = count * versions * update_bytes / GB
         if needed > min(self.disk, free / GB):
             limit = f"disk={self.disk:g}" if needed > self.disk else f"the {free / GB:.4g} GB free"
+            often = f", each in up to {versions} versions" if versions > 1 else ""
             way_out = "raise it" if needed > self.disk else "choose another disk"
             raise ValueError(
                 f"{type(self).__name__} keeps up to {count} updates of {update_bytes:.4g} bytes on "
-                f"disk, {needed:.4g} GB, which is more than {limit}: {way_out}, or take a smaller "
-                "model or fewer clients"
+                f"disk{often}, {needed:.4g} GB, which is more than {limit}: {way_out}, or take a "
+                "smaller model or fewer clients"
             )
 
 
@@ -455,16 +461,19 @@ def _followed(updates: Updates, state: State, like: Tensor, off: Tensor | None =
     """
     import torch
 
+    from fedglad.core.threads import threads
+
     total = state["total"].clone() if state else torch.zeros_like(like, dtype=torch.float64)
-    for span, parts in updates.stretches():
-        here = total[span]
-        for part in parts:
-            if part.before is not None:
-                y, a = part.before[0].double(), part.before[1]
-                if off is not None:
-                    off[span].sub_(y, alpha=part.share)
-                here.sub_(y, alpha=a)
-            here.add_(part.g, alpha=part.weight)
+    with threads(1):  # others read: to share out one short stretch after the other costs more
+        for span, parts in updates.stretches():
+            here = total[span]
+            for part in parts:
+                if part.before is not None:
+                    y, a = part.before[0].double(), part.before[1]
+                    if off is not None:
+                        off[span].sub_(y, alpha=part.share)
+                    here.sub_(y, alpha=a)
+                here.add_(part.g, alpha=part.weight)
     return {"total": total}
 
 

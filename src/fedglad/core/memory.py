@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Vectors = dict[str, "Tensor"]
 
 SHELF = 1000  # clients whose files share a folder
+VERSIONS = 3  # of a client in a run's folder: of the last two checkpoints, and the newest
 _FILE = re.compile(r"(\d+)\.(\d+)\.safetensors")
 _PROPOSAL = re.compile(r"\d+\.\d+\.proposal")
 

@@ -57,7 +57,7 @@ def write(
     with (
         replacing(path, durable=False) as temporary,
         FileIO(temporary, "r+") as file,
-        _helpers(1, size) as submit,
+        _helpers(int(torch.get_num_threads() > 1), size) as submit,
     ):
         file.seek(8 + length)
         for block in blocks:
@@ -137,23 +137,25 @@ class Reader:
         return CheckpointError(f"{self._path} is damaged, use an earlier one: {why}")
 
 
-def together(readers: Sequence[Reader], size: int) -> Generator[tuple[slice, list[Tensor]]]:
+def together(
+    readers: Sequence[Reader], size: int, workers: int
+) -> Generator[tuple[slice, list[Tensor]]]:
     """Stretch after stretch of the vectors of some readers, which all have one size.
 
-    While one is worked on, the next is read. What was given is overwritten when the next but one
-    is asked for. After the last stretch the checksums were compared.
+    With more than one worker, threads read the next stretch while one is worked on. What was given
+    is overwritten when the next but one is asked for. After the last the checksums were compared.
     """
     wide = min(STRETCH, size)
     buffers = [[torch.empty(wide, dtype=reader.dtype) for reader in readers] for _ in range(2)]
     spans = [slice(at, min(at + STRETCH, size)) for at in range(0, size, STRETCH)]
     read = sum(size * reader.dtype.itemsize for reader in readers)
-    workers = max(1, min(torch.get_num_threads(), THREADS, len(readers)))
+    workers = max(1, min(workers, THREADS, len(readers)))
 
     def read_some(some: Sequence[Reader], into: Sequence[Tensor]) -> None:
         for reader, buffer in zip(some, into, strict=True):
             reader.read(buffer)
 
-    with _helpers(workers, read) as submit:
+    with _helpers(workers if workers > 1 else 0, read) as submit:
 
         def begin(place: int) -> tuple[list[Tensor], list[Future[None]]]:
             count = spans[place].stop - spans[place].start
@@ -179,7 +181,7 @@ def _helpers(count: int, size: int) -> Generator[Callable[..., Future[Any]]]:
 
     They end with the block: none is there when a process forks later.
     """
-    if torch.get_num_threads() < 2 or size < LARGE:
+    if not count or size < LARGE:
         yield _at_once
         return
     with ThreadPoolExecutor(count, thread_name_prefix="fedglad-vectors") as pool:

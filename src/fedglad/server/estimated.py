@@ -20,7 +20,7 @@ from fedglad.core import checkpoint
 from fedglad.core.aggregate import packed_blocks
 from fedglad.core.guard import Rejected
 from fedglad.core.layout import Layout
-from fedglad.core.memory import SHELF, Memories
+from fedglad.core.memory import SHELF, VERSIONS, Memories
 from fedglad.core.validate import Opened
 from fedglad.core.vectors import STRETCH, Reader, together
 from fedglad.estimators import Client, Estimator, Part, State, Taken
@@ -202,6 +202,7 @@ class Taking:
         self._own: set[int] = set()
         self._taken: list[tuple[Opened, float]] = []
         self._state: State = {}
+        self._workers = torch.get_num_threads()
 
     def require(self, client: Client) -> None:
         """Raises Rejected for a client whose update could not be remembered."""
@@ -231,7 +232,8 @@ class Taking:
             return memory.seen[client][0]
         self._new += 1
         update_bytes = self.layout.size * self.layout.dtype.itemsize
-        memory.estimator.require_room(len(memory.seen) + self._new, update_bytes)
+        versions = VERSIONS if memory.apart else 1
+        memory.estimator.require_room(len(memory.seen) + self._new, update_bytes, versions=versions)
         return FIRST + len(memory.seen) + self._new - 1
 
     def estimate(self, mean: Tensor, accepted: Sequence[Opened], filter: Filter) -> Tensor:
@@ -287,7 +289,9 @@ class Taking:
                     place = memory.seen[client][0]
                     before[k] = opened(memory.open_last(place, f"client {client!r}"))
             places = {k: len(now) + i for i, k in enumerate(before)}
-            with closing(together([*now, *before.values()], self.layout.size)) as read:
+            with closing(
+                together([*now, *before.values()], self.layout.size, self._workers)
+            ) as read:
                 for span, vectors in read:
                     parts: list[Part] = []
                     for k, (update, kept) in enumerate(taken):
