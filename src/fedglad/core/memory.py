@@ -40,6 +40,11 @@ class Memories:
         self._several: set[int] = set()  # clients with more than one version
         self._settled = self._saved = 0  # rounds: so far, and at the last sync
 
+    @property
+    def versions(self) -> int:
+        """How many of one client there may be between two rounds."""
+        return 1 if self._temporary else VERSIONS
+
     def version(self, client: int) -> int:
         """The number of rounds after which the client's present memory was made; 0: it has none."""
         return self._versions.get(client, [0])[-1]

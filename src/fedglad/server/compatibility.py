@@ -70,8 +70,8 @@ def refuse(
         if server is not None and server.judges_mean:
             raise ValueError(
                 f"{_name(server)} follows the cohort's mean by how much its updates disagree, and "
-                f"that says nothing of what {_name(estimator)} puts in its place: use estimator.name = "
-                "none, or another server.name"
+                f"that says nothing of what {_name(estimator)} puts in its place: use "
+                "estimator.name = none, or another server.name"
             )
         refuse_estimator(estimator, filter, weighting, client=client, sampler=sampler)
 

@@ -20,7 +20,7 @@ from fedglad.core import checkpoint
 from fedglad.core.aggregate import packed_blocks
 from fedglad.core.guard import Rejected
 from fedglad.core.layout import Layout
-from fedglad.core.memory import SHELF, VERSIONS, Memories
+from fedglad.core.memory import SHELF, Memories
 from fedglad.core.validate import Opened
 from fedglad.core.vectors import STRETCH, Reader, together
 from fedglad.estimators import Client, Estimator, Part, State, Taken
@@ -232,7 +232,7 @@ class Taking:
             return memory.seen[client][0]
         self._new += 1
         update_bytes = self.layout.size * self.layout.dtype.itemsize
-        versions = VERSIONS if memory.apart else 1
+        versions = memory.store.versions
         memory.estimator.require_room(len(memory.seen) + self._new, update_bytes, versions=versions)
         return FIRST + len(memory.seen) + self._new - 1
 
