@@ -271,6 +271,7 @@ def test_a_kept_update_is_the_file_that_the_library_writes(tmp_path: Path):
     checkpoint.write(theirs, {"update": vector}, {"client": 7, "after": 1})  # as it was before
     assert path.read_bytes()[-4000:] == theirs.read_bytes()[-4000:]
     assert checkpoint.checksum(path) == checkpoint.checksum(theirs)
+    assert path.stat().st_mode & 0o777 == theirs.stat().st_mode & 0o777 == 0o600
     assert torch.equal(load_file(path)["update"], vector)
     theirs.replace(path)
     assert torch.equal(ours.read(7, 1)["update"], vector)

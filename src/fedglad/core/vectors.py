@@ -6,6 +6,7 @@ torch may use more than one thread.
 """
 
 import json
+import os
 import zlib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -59,6 +60,7 @@ def write(
         FileIO(temporary, "r+") as file,
         _helpers(int(torch.get_num_threads() > 1), size) as submit,
     ):
+        os.fchmod(file.fileno(), 0o600)  # one client's update: nobody else's to read
         file.seek(8 + length)
         for block in blocks:
             data = _bytes(block)
