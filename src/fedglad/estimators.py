@@ -22,7 +22,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Protocol, Self
 
 from fedglad.core.checks import check
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fedglad.core.layout import Layout
 
 GB = 1e9  # bytes
+STRETCH = 1 << 17  # elements that are worked on at a time, in the cache
 
 Client = int | str | None
 State = dict[str, "Tensor"]
@@ -64,6 +65,25 @@ class Taken:
     before: Callable[[], tuple[Tensor, float] | None]
 
 
+class Part(NamedTuple):
+    """A stretch of one update of a round, and of its client's last one.
+
+    | field | meaning |
+    |---|---|
+    | `share`, `weight` | w_k and a_k, as in `Taken` |
+    | `g` | of g_k; may be overwritten |
+    | `before` | of y_k, and its a_k; None: it has none |
+
+    >>> Part(0.5, 600, g=[1.0, 2.0], before=None).before is None
+    True
+    """
+
+    share: float
+    weight: float
+    g: Tensor
+    before: tuple[Tensor, float] | None
+
+
 class Updates(Protocol):
     """The accepted updates of a round, in their order; may be gone through more than once.
 
@@ -94,6 +114,15 @@ class Updates(Protocol):
     def __iter__(self) -> Iterator[Taken]: ...
 
     def __len__(self) -> int: ...
+
+    def stretches(self) -> Iterator[tuple[slice, list[Part]]]:
+        """The updates stretch by stretch of the packed vectors, some updates at a time, in order.
+
+        Of each update every stretch comes once, and after the same of the updates before it: as
+        `for update in self` does it, in less memory and time. A vector that is given is overwritten
+        later; that a file is damaged may be known, and raised, only after its last stretch.
+        """
+        ...
 
     def last(self, place: int) -> Tensor:
         """The vector that was kept at one of the estimator's places, 0 to 999."""
@@ -151,20 +180,26 @@ class Estimator(ABC):
         """A state that a file had; raises ValueError if it cannot be one."""
         return state
 
-    def require_room(self, clients: int, update_bytes: int, free: float = math.inf) -> None:
+    def require_room(
+        self, clients: int, update_bytes: int, free: float = math.inf, versions: int = 1
+    ) -> None:
         """Raises if the updates of so many clients need more disk than it may take, or is free.
+
+        In a run's folder an update may lie there in 3 versions: of its last two checkpoints, and
+        the newest. What a cohort sends lies beside them until its round is done.
 
         >>> VARP(disk=1.0).require_room(1000, update_bytes=800_000)  # 0.8 GB
         """
         count = self.keeps(clients)
-        needed = count * update_bytes / GB
+        needed = count * versions * update_bytes / GB
         if needed > min(self.disk, free / GB):
             limit = f"disk={self.disk:g}" if needed > self.disk else f"the {free / GB:.4g} GB free"
+            often = f", each in up to {versions} versions" if versions > 1 else ""
             way_out = "raise it" if needed > self.disk else "choose another disk"
             raise ValueError(
                 f"{type(self).__name__} keeps up to {count} updates of {update_bytes:.4g} bytes on "
-                f"disk, {needed:.4g} GB, which is more than {limit}: {way_out}, or take a smaller "
-                "model or fewer clients"
+                f"disk{often}, {needed:.4g} GB, which is more than {limit}: {way_out}, or take a "
+                "smaller model or fewer clients"
             )
 
 
@@ -270,8 +305,13 @@ class MIFA(_LastUpdates):
     needs_unbiased: ClassVar[bool] = False
 
     def estimate(self, mean: Tensor, updates: Updates, state: State) -> tuple[Tensor, State]:
+        import torch
+
         state = _followed(updates, state, mean)
-        return (state["total"] / updates.weight).to(mean.dtype), state
+        estimate = torch.empty_like(mean)
+        for made, total in _parts(estimate, state["total"]):
+            made.copy_(total / updates.weight)
+        return estimate, state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,7 +397,7 @@ class Strat(Estimator):
                 y = updates.last(j)
             else:
                 continue  # a random stratum that nobody was in yet
-            estimate.add_(y, alpha=share)
+            _add(estimate, y, share)
         return estimate.to(mean.dtype), state
 
     def restored(self, state: State, layout: Layout) -> State:
@@ -421,25 +461,46 @@ def _followed(updates: Updates, state: State, like: Tensor, off: Tensor | None =
     """
     import torch
 
+    from fedglad.core.threads import threads
+
     total = state["total"].clone() if state else torch.zeros_like(like, dtype=torch.float64)
-    for update in updates:
-        if (before := update.before()) is not None:
-            y, a = before
-            if off is not None:
-                off.sub_(y, alpha=update.share)
-            total.sub_(y, alpha=a)
-        total.add_(update.vector(), alpha=update.weight)
+    with threads(1):  # others read: to share out one short stretch after the other costs more
+        for span, parts in updates.stretches():
+            here = total[span]
+            for part in parts:
+                if part.before is not None:
+                    y, a = part.before[0].double(), part.before[1]
+                    if off is not None:
+                        off[span].sub_(y, alpha=part.share)
+                    here.sub_(y, alpha=a)
+                here.add_(part.g, alpha=part.weight)
     return {"total": total}
 
 
 def _corrected(mean: Tensor, updates: Updates, state: State, beta: float) -> tuple[Tensor, State]:
     """ḡ + β(ȳ − Σ_S w_k y_k), and the memory after the round."""
+    import torch
+
     assert updates.population is not None
     if not state or not beta:
         return mean, _followed(updates, state, mean)
     correction = state["total"] / (updates.population * updates.mean_weight)
     state = _followed(updates, state, mean, off=correction)
-    return correction.mul_(beta).add_(mean).to(mean.dtype), state
+    estimate = torch.empty_like(mean)
+    for made, part, cohort in _parts(estimate, correction, mean):
+        made.copy_(part.mul_(beta).add_(cohort))
+    return estimate, state
+
+
+def _parts(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Vectors of one size stretch by stretch: what is made of them in between is small."""
+    return zip(*(vector.split(STRETCH) for vector in vectors), strict=True)
+
+
+def _add(total: Tensor, vector: Tensor, factor: float) -> None:
+    """total += factor · vector, without a float64 copy of the whole vector."""
+    for here, part in _parts(total, vector):
+        here.add_(part, alpha=factor)
 
 
 def _require_finite(*values: Tensor) -> None:
@@ -467,7 +528,7 @@ def _weighted_mean(members: list[Taken], like: Tensor) -> Tensor:
     whole = math.fsum(update.share for update in members)
     mean = torch.zeros_like(like, dtype=torch.float64)
     for update in members:
-        mean.add_(update.vector(), alpha=update.share / whole)
+        _add(mean, update.vector(), update.share / whole)
     return mean.to(like.dtype)
 
 

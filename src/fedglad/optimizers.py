@@ -51,6 +51,8 @@ class Optimizer(ABC):
     reads_out: ClassVar[str | None] = None  # the slot that is deployed, as `Server.averaged`
     distance_from: ClassVar[str | None] = None  # a slot: ‖θ − slot‖² and ‖θ‖² are in Statistics
 
+    judges_mean: ClassVar[bool] = False  # whether it is right only for a step by the cohort's mean
+
     lr: Annotated[float, "the server's rate"] = 1.0
     schedule: Annotated[Literal["constant", "linear", "cosine", "step"], "how the rate falls"] = (
         "constant"
@@ -104,6 +106,7 @@ class Optimizer(ABC):
     def prepare(self, stats: Statistics, numbers: Numbers, t: int) -> tuple[Step, Numbers]:
         """The step of a round, and the numbers after it, for a rule that looks at the cohort.
 
+        With an estimator `mean_sq` is ‖ĝ‖², of what the step is by; the rest is the cohort's.
         Called once a round; the step is then called for stretches of the model.
         """
         return self.step, numbers
@@ -425,6 +428,8 @@ class FedEve(Optimizer):
     >>> server.state["w"]  # Q = 1/2, R = 2/4, K = 1/2
     tensor([-0.5000,  0.0000])
     """
+
+    judges_mean: ClassVar[bool] = True
 
     def slots(self) -> Mapping[str, float | None]:
         return {"m": 0.0}

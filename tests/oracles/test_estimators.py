@@ -12,18 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedglad import Glad, Guard, Server, Update
 from fedglad.adapters import Aligned, Fixed
 from fedglad.clients import FedDyn, FedNova, Plain, Scaffold
+from fedglad.core import checkpoint, vectors
 from fedglad.core.checkpoint import CheckpointError
+from fedglad.core.memory import Memories
+from fedglad.core.threads import threads
 from fedglad.estimators import MIFA, REGISTRY, VARP, Estimator, NoEstimator, Stale, Strat
 from fedglad.filters import Filter, Median, MultiKrum, NormClip
-from fedglad.optimizers import Adam
+from fedglad.optimizers import Adam, DoG, FedEve
 from fedglad.records import Bundle, Several
 from fedglad.samplers import MD, AdaFL, PowerOfChoice, Uniform
-from fedglad.server import Collector
+from fedglad.server import Collector, estimated
 from fedglad.server.compatibility import refuse
 from fedglad.weights import Equal, FedAdp, Optimal, Samples
 
@@ -209,6 +213,73 @@ def test_the_factors_are_those_of_the_cohort_and_scale_the_estimate():
         expected, record = plain.step(updates, population=4), repaired.step(updates, population=4)
         assert record.to_dict() == expected.to_dict()
         assert at - float(repaired.params["w"]) == estimate / 2
+
+
+def test_dog_measures_what_it_steps_by():
+    # reach 0.5 at θ = 0: d = 0.5. ĝ = 6: G = 36, θ = −0.5/6 · 6 = −0.5, so that d stays 0.5
+    server = at_zero(VARP(), optimizer=DoG(reach=0.5))
+    assert stepped_by(server, update(0, 8.0), update(1, 4.0)) == 0.5
+    # ȳ = 12/4, ĝ = 3 + ((2 − 8) + (6 − 0))/2 = 3, where ḡ = 4: G = 36 + 9
+    moved = stepped_by(server, update(0, 2.0), update(2, 6.0))
+    assert moved == pytest.approx(0.5 / math.sqrt(45) * 3)
+
+
+def test_a_gain_by_the_cohorts_disagreement_is_refused():
+    with pytest.raises(ValueError, match=r"FedEve follows the cohort's mean .* of what VARP puts"):
+        at_zero(VARP(), optimizer=FedEve())
+
+
+def test_updates_that_take_several_stretches_are_those_of_one(monkeypatch: pytest.MonkeyPatch):
+    rounds = [[0, 1, 2], [1, 3, 4], [0, 3, 1]]
+    made: list[list[float]] = []
+    for stretch, together, workers in ((1 << 17, 8, 1), (64, 2, 1), (64, 2, 3)):
+        monkeypatch.setattr(vectors, "STRETCH", stretch)
+        monkeypatch.setattr(vectors, "LARGE", 0)
+        monkeypatch.setattr(estimated, "TOGETHER", together)
+        rng = torch.Generator().manual_seed(1)
+        server = at_zero(VARP(), size=1000)
+        with threads(workers):
+            for cohort in rounds:
+                sent = [update(k, *torch.randn(1000, generator=rng).tolist()) for k in cohort]
+                assert server.step(sent, population=5).stepped
+        made.append(server.params["w"].tolist())
+    assert made[0] == made[1] == made[2]
+
+
+@pytest.mark.parametrize("where", [0, 20, -1])  # length, header, the last number
+def test_a_kept_update_that_is_damaged_stops_the_round(where: int):
+    server = at_zero(VARP())
+    server.step([update(0, 8.0), update(1, 4.0)], population=4)
+    assert server._estimated
+    path = min(server._estimated.store.folder.rglob("*.safetensors"))
+    damaged = bytearray(path.read_bytes())
+    damaged[where] ^= 1
+    path.write_bytes(damaged)
+    before = server.params["w"].clone()
+    with pytest.raises(OSError, match="is damaged"):
+        server.step([update(0, 2.0), update(2, 6.0)], population=4)
+    assert torch.equal(server.params["w"], before)
+    assert stepped_by(server, update(1, 3.0)) == 12 / 4 + 3 - 4  # another one is whole
+
+
+def test_a_kept_update_is_the_file_that_the_library_writes(tmp_path: Path):
+    vector = torch.randn(1000)
+    ours, theirs = Memories(tmp_path / "ours"), tmp_path / "theirs.safetensors"
+    ours.propose(7, 0, {"update": vector})
+    ours.settle(0, [7], [7])
+    (path,) = (tmp_path / "ours").rglob("*.safetensors")
+    checkpoint.write(theirs, {"update": vector}, {"client": 7, "after": 1})  # as it was before
+    assert path.read_bytes()[-4000:] == theirs.read_bytes()[-4000:]
+    assert checkpoint.checksum(path) == checkpoint.checksum(theirs)
+    assert path.stat().st_mode & 0o777 == theirs.stat().st_mode & 0o777 == 0o600
+    assert torch.equal(load_file(path)["update"], vector)
+    theirs.replace(path)
+    assert torch.equal(ours.read(7, 1)["update"], vector)
+    reader = ours.opened(7, 1)
+    reader.read(there := torch.empty(1000))
+    reader.finish()
+    reader.close()
+    assert torch.equal(there, vector)
 
 
 def test_a_running_mean_of_an_adapter_is_that_of_the_cohorts():
@@ -522,6 +593,8 @@ def test_more_disk_than_allowed_is_refused_with_the_arithmetic():
         VARP().require_room(1_000_000, 4_000_000)
     with pytest.raises(ValueError, match=r"5 GB, which is more than the 2 GB free: choose another"):
         VARP().require_room(5, 10**9, free=2e9)
+    with pytest.raises(ValueError, match=r"1e\+09 bytes on disk, each in up to 3 versions, 12 GB"):
+        VARP().require_room(4, 10**9, versions=3)
     Strat().require_room(1_000_000, 4_000_000)  # 20 updates
     server = at_zero(VARP(disk=600e-9))  # two updates of 64 float32
     server.step([update(0, 1.0), update(1, 1.0)], population=4)

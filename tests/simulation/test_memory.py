@@ -17,11 +17,11 @@ import textwrap
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from fedglad.config.schema import Config, load, simulate
 from fedglad.core import checkpoint
+from fedglad.core import vectors as vectors_on_disk
 from fedglad.core.memory import Memories
 from fedglad.runs import Run, RunError, execute
 from fedglad.simulation.simulation import Simulation
@@ -638,17 +639,17 @@ def test_a_disk_too_full_for_a_memory_stops_the_run_and_loses_nothing(
     at: str,
 ):
     """It is no client's fault: a client left out for it would change the result for ever."""
-    save, folder = safetensors.torch.save_file, tmp_path / "run"
+    write, folder = vectors_on_disk.write_all, tmp_path / "run"
 
-    def full(tensors: Any, filename: Any, *args: Any, **more: Any) -> None:
-        if re.search(rf"\d\.{at}\.proposal", str(filename)):
-            Path(filename).write_bytes(b"half")
+    def full(file: FileIO, data: Any) -> None:
+        if re.search(rf"\d\.{at}\.proposal", str(file.name)):
+            write(file, b"half")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        save(tensors, filename, *args, **more)
+        write(file, data)
 
     config = load("digits", {**QUICK, "checkpoint_every": 2, **ENGINES[engine]})[1]
     with monkeypatch.context() as patched:
-        patched.setattr(safetensors.torch, "save_file", full)
+        patched.setattr(vectors_on_disk, "write_all", full)
         with pytest.raises(RunError, match=r"No space left on device.*--resume"):
             execute("digits", config, out=folder)
     assert not list(folder.rglob(".*.tmp"))
@@ -754,6 +755,7 @@ def test_killed_at_random_moments_and_resumed_remembers_the_same(tmp_path: Path,
 GROWTH = """
     import sys
     from contextlib import closing
+from io import FileIO
     from pathlib import Path
     import torch
     from torch import nn

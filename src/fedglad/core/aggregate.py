@@ -5,7 +5,7 @@ the cache: a block of an update is read from memory once, added, and measured wh
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -205,12 +205,18 @@ def products(layout: Layout, a: Tensor, b: Tensor) -> np.ndarray:
 def pack(layout: Layout, update: Opened, base: Tensor) -> Tensor:
     """The update's difference as a new packed vector."""
     flat = layout.zeros()
+    for block, x in zip(layout.blocks, packed_blocks(layout, update, base), strict=True):
+        flat[block.span] = x
+    return flat
+
+
+def packed_blocks(layout: Layout, update: Opened, base: Tensor) -> Iterator[Tensor]:
+    """The blocks of what `pack` gives, one after the other; the next may overwrite the last."""
     scratch = torch.empty(min(BLOCK, layout.size), dtype=layout.dtype, device=layout.device)
     for block in layout.blocks:
         for gap in block.gaps:
             scratch[gap] = 0
-        flat[block.span] = _read(layout, block, update, base, scratch)
-    return flat
+        yield _read(layout, block, update, base, scratch)
 
 
 def _read(

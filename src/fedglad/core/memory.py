@@ -9,18 +9,22 @@ checkpoint finds the memories of that moment.
 import re
 import shutil
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedglad.core import checkpoint, checksums, files
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from fedglad.core.vectors import Reader
 
 Vectors = dict[str, "Tensor"]
 
 SHELF = 1000  # clients whose files share a folder
+VERSIONS = 3  # of a client in a run's folder: of the last two checkpoints, and the newest
 _FILE = re.compile(r"(\d+)\.(\d+)\.safetensors")
 _PROPOSAL = re.compile(r"\d+\.\d+\.proposal")
 
@@ -36,6 +40,11 @@ class Memories:
         self._several: set[int] = set()  # clients with more than one version
         self._settled = self._saved = 0  # rounds: so far, and at the last sync
 
+    @property
+    def versions(self) -> int:
+        """How many of one client there may be between two rounds."""
+        return 1 if self._temporary else VERSIONS
+
     def version(self, client: int) -> int:
         """The number of rounds after which the client's present memory was made; 0: it has none."""
         return self._versions.get(client, [0])[-1]
@@ -49,14 +58,42 @@ class Memories:
 
     def propose(self, client: int, t: int, memory: Vectors) -> None:
         """Writes what the client would remember of round t; nothing counts before `settle`."""
-        path = self._proposal(client, t)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        from fedglad.core import vectors
+
+        if len(memory) == 1:
+            ((name, vector),) = memory.items()
+            if vector.dtype in vectors.DTYPES:
+                blocks = vector.reshape(-1).split(vectors.STRETCH)
+                self.propose_blocks(client, t, name, vector.shape, vector.dtype, blocks)
+                return
         copies = {name: vector.contiguous().clone() for name, vector in memory.items()}
-        checkpoint.write(path, copies, {"client": int(client), "after": t + 1}, sync=False)
+        checkpoint.write(self._new(client, t), copies, _meta(client, t), sync=False)
+
+    def propose_blocks(
+        self,
+        client: int,
+        t: int,
+        name: str,
+        shape: Sequence[int],
+        dtype: "torch.dtype",
+        blocks: "Iterable[Tensor]",
+    ) -> None:
+        """Writes one vector that comes in blocks, as `propose` would with all of them."""
+        from fedglad.core import vectors
+
+        vectors.write(self._new(client, t), name, shape, dtype, blocks, _meta(client, t))
 
     def proposed(self, client: int, t: int) -> Vectors:
         """What the client would remember of round t."""
         return self._read(self._proposal(client, t), client, t + 1)
+
+    def opened(self, client: int, version: int) -> "Reader":
+        """A client's memory that is one vector, to be read block by block; who asks closes it."""
+        return self._open(self._path(client, version), client, version)
+
+    def opened_proposal(self, client: int, t: int) -> "Reader":
+        """The same of what the client would remember of round t."""
+        return self._open(self._proposal(client, t), client, t + 1)
 
     def settle(self, t: int, cohort: Collection[int], accepted: Collection[int]) -> None:
         """Makes the proposals of the accepted clients their memories, and drops the others."""
@@ -136,8 +173,23 @@ class Memories:
     def _read(self, path: Path, client: int, version: int) -> Vectors:
         vectors, meta = checkpoint.read(path)
         if not _is_of(meta, client, version):
-            raise checkpoint.CheckpointError(f"{path} is damaged: it is {_whose(meta)}")
+            raise _mistaken(path, meta)
         return vectors
+
+    def _open(self, path: Path, client: int, version: int) -> "Reader":
+        from fedglad.core.vectors import Reader
+
+        reader = Reader(path)
+        if not _is_of(reader.meta, client, version):
+            reader.close()
+            raise _mistaken(path, reader.meta)
+        return reader
+
+    def _new(self, client: int, t: int) -> Path:
+        """Where a proposal goes, in a folder that is there."""
+        path = self._proposal(client, t)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
 
     def _note(self, client: int, version: int) -> None:
         versions = self._versions.setdefault(client, [])
@@ -177,6 +229,14 @@ def problem_of(path: Path, client: int, version: int) -> str:
 def _is_of(meta: Mapping[str, Any], client: int, version: int) -> bool:
     """Whether it is the memory that it should be; those of earlier versions do not say."""
     return not meta or (meta.get("client"), meta.get("after")) == (client, version)
+
+
+def _meta(client: int, t: int) -> dict[str, Any]:
+    return {"client": int(client), "after": t + 1}
+
+
+def _mistaken(path: Path, meta: Mapping[str, Any]) -> checkpoint.CheckpointError:
+    return checkpoint.CheckpointError(f"{path} is damaged: it is {_whose(meta)}")
 
 
 def _whose(meta: Mapping[str, Any]) -> str:

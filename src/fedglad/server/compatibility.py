@@ -67,6 +67,12 @@ def refuse(
     if client is not None:
         _refuse_client(client, filter, weighting, server or SGD())
     if estimator is not None and not isinstance(estimator, NoEstimator):
+        if server is not None and server.judges_mean:
+            raise ValueError(
+                f"{_name(server)} follows the cohort's mean by how much its updates disagree, and "
+                f"that says nothing of what {_name(estimator)} puts in its place: use "
+                "estimator.name = none, or another server.name"
+            )
         refuse_estimator(estimator, filter, weighting, client=client, sampler=sampler)
 
 

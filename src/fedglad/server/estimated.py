@@ -7,7 +7,8 @@ one by one when it is known which are accepted, and they replace the memory only
 import json
 import math
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -16,18 +17,28 @@ import torch
 from torch import Tensor
 
 from fedglad.core import checkpoint
-from fedglad.core.aggregate import pack
+from fedglad.core.aggregate import packed_blocks
 from fedglad.core.guard import Rejected
 from fedglad.core.layout import Layout
 from fedglad.core.memory import SHELF, Memories
 from fedglad.core.validate import Opened
-from fedglad.estimators import Client, Estimator, State, Taken
+from fedglad.core.vectors import STRETCH, Reader, together
+from fedglad.estimators import Client, Estimator, Part, State, Taken
 from fedglad.filters import Filter
 
 FIRST = SHELF
 """The store's number of client 0; those below are the estimator's."""
 
 KEPT = "estimator/kept/"
+
+NAME = "update"
+"""Of the vector in a file."""
+
+TOGETHER = 8
+"""Updates that are read at a time, each with its client's last one."""
+
+
+_OTHER = "the update kept for {} is not one of this model"
 
 
 class Estimated:
@@ -67,16 +78,35 @@ class Estimated:
 
     def last(self, place: int, whose: str) -> Tensor:
         """What was kept at a place of the store."""
+        self._require_kept(place, whose)
         kept = self.store.read(place, self.store.version(place))
-        if "update" not in kept:
+        vector = kept.get(NAME, torch.empty(0)).to(self.layout.device)
+        if vector.shape != (self.layout.size,) or vector.dtype != self.layout.dtype:
+            raise OSError(_OTHER.format(whose))
+        return vector
+
+    def open_last(self, place: int, whose: str) -> Reader:
+        """The same, to be read stretch by stretch."""
+        self._require_kept(place, whose)
+        return self._opened(self.store.opened(place, self.store.version(place)), whose)
+
+    def open_proposed(self, place: int, whose: str) -> Reader:
+        """This round's update at a place of the store, to be read stretch by stretch."""
+        return self._opened(self.store.opened_proposal(place, self.t), whose)
+
+    def _require_kept(self, place: int, whose: str) -> None:
+        if not self.store.version(place):
             raise OSError(
                 f"the update kept for {whose} is not here: a run keeps them in its own folder, "
                 "beside its checkpoints, and only the run can go on with them"
             )
-        vector = kept["update"].to(self.layout.device)
-        if vector.shape != (self.layout.size,) or vector.dtype != self.layout.dtype:
-            raise OSError(f"the update kept for {whose} is not one of this model")
-        return vector
+
+    def _opened(self, reader: Reader, whose: str) -> Reader:
+        there = reader.name, reader.shape, reader.dtype
+        if there != (NAME, (self.layout.size,), self.layout.dtype):
+            reader.close()
+            raise OSError(_OTHER.format(whose))
+        return reader
 
     def tensors(self) -> dict[str, Tensor]:
         """All that is saved with the server; the kept updates, unless that is done apart."""
@@ -118,7 +148,7 @@ class Estimated:
                 raise ValueError(f"the update kept at {place} is not one of this model")
             if not bool(vector.isfinite().all()):
                 raise ValueError(f"the update kept at {place} is not finite")
-            made.store.propose(checkpoint.whole_number(int(place)), 0, {"update": vector})
+            made.store.propose(checkpoint.whole_number(int(place)), 0, {NAME: vector})
         if kept:
             made.store.settle(0, [*map(int, kept)], [*map(int, kept)])
         made.t = 1
@@ -172,6 +202,7 @@ class Taking:
         self._own: set[int] = set()
         self._taken: list[tuple[Opened, float]] = []
         self._state: State = {}
+        self._workers = torch.get_num_threads()
 
     def require(self, client: Client) -> None:
         """Raises Rejected for a client whose update could not be remembered."""
@@ -186,12 +217,12 @@ class Taking:
     def see(self, updates: Sequence[Opened], base: Tensor) -> None:
         """Writes updates to the model `base` down, each at the place it has if all are accepted."""
         for update in updates:
-            vector = update.tensors
-            if not isinstance(vector, Tensor):
-                vector = pack(self.layout, update, base)
             update.place = self._place(update.entry["id"])
             self._proposed.append(update.place)
-            self._memory.store.propose(update.place, self._memory.t, {"update": vector})
+            shape, dtype = (self.layout.size,), self.layout.dtype
+            blocks = packed_blocks(self.layout, update, base)
+            store, t = self._memory.store, self._memory.t
+            store.propose_blocks(update.place, t, NAME, shape, dtype, blocks)
 
     def _place(self, client: Client) -> int:
         memory = self._memory
@@ -201,7 +232,8 @@ class Taking:
             return memory.seen[client][0]
         self._new += 1
         update_bytes = self.layout.size * self.layout.dtype.itemsize
-        memory.estimator.require_room(len(memory.seen) + self._new, update_bytes)
+        versions = memory.store.versions
+        memory.estimator.require_room(len(memory.seen) + self._new, update_bytes, versions=versions)
         return FIRST + len(memory.seen) + self._new - 1
 
     def estimate(self, mean: Tensor, accepted: Sequence[Opened], filter: Filter) -> Tensor:
@@ -214,7 +246,7 @@ class Taking:
                 f"{estimator} gave a vector of {tuple(made.shape)} {made.dtype}, where the mean "
                 f"has {tuple(mean.shape)} {mean.dtype}"
             )
-        if not bool(made.isfinite().all()):
+        if not all(bool(part.isfinite().all()) for part in made.split(STRETCH)):
             raise ArithmeticError(f"{estimator} gave an estimate that is not finite")
         return made
 
@@ -232,6 +264,47 @@ class Taking:
                 before=partial(self._before, client),
             )
 
+    def stretches(self) -> Iterator[tuple[slice, list[Part]]]:
+        whole = [*self]
+        for first in range(0, len(whole), TOGETHER):
+            some = slice(first, first + TOGETHER)
+            yield from self._stretches(whole[some], self._taken[some])
+
+    def _stretches(
+        self, some: list[Taken], taken: list[tuple[Opened, float]]
+    ) -> Iterator[tuple[slice, list[Part]]]:
+        memory, device = self._memory, self.layout.device
+        with ExitStack() as stack, _as_os_error():
+
+            def opened(reader: Reader) -> Reader:
+                stack.callback(reader.close)
+                return reader
+
+            now: list[Reader] = []
+            before: dict[int, Reader] = {}
+            for k, (update, _) in enumerate(taken):
+                client = update.entry["id"]
+                now.append(opened(memory.open_proposed(update.place, f"client {client!r}")))
+                if memory.estimator.remembers_clients and client in memory.seen:
+                    place = memory.seen[client][0]
+                    before[k] = opened(memory.open_last(place, f"client {client!r}"))
+            places = {k: len(now) + i for i, k in enumerate(before)}
+            with closing(
+                together([*now, *before.values()], self.layout.size, self._workers)
+            ) as read:
+                for span, vectors in read:
+                    parts: list[Part] = []
+                    for k, (update, kept) in enumerate(taken):
+                        g = vectors[k].to(device)
+                        if kept != 1:
+                            g.mul_(kept)
+                        y = None
+                        if k in places:
+                            client = update.entry["id"]
+                            y = vectors[places[k]].to(device), memory.seen[client][1]
+                        parts.append(Part(some[k].share, some[k].weight, g, y))
+                    yield span, parts
+
     @property
     def mean_weight(self) -> float:
         weights = [weight for _, weight in self._memory.seen.values()]
@@ -247,7 +320,7 @@ class Taking:
 
     def keep(self, place: int, vector: Tensor) -> None:
         self._own.add(_own(place))
-        self._memory.store.propose(place, self._memory.t, {"update": vector})
+        self._memory.store.propose(place, self._memory.t, {NAME: vector})
 
     def commit(self) -> None:
         """Makes this round's updates the ones that are remembered."""
@@ -256,7 +329,7 @@ class Taking:
             if memory.estimator.remembers_clients:
                 place = memory.seen.get(taken.client, (FIRST + len(memory.seen), 0.0))[0]
                 if cut != 1 or place != update.place:  # one before it was not accepted
-                    memory.store.propose(place, memory.t, {"update": taken.vector()})
+                    memory.store.propose(place, memory.t, {NAME: taken.vector()})
                 kept.add(place)
                 memory.seen[taken.client] = place, taken.weight
         memory.store.settle(memory.t, [*self._proposed, *self._own], kept)
@@ -274,13 +347,22 @@ class Taking:
         return given if 0 < given < math.inf else 0.0
 
     def _vector(self, place: int, kept: float) -> Tensor:
-        vector = self._memory.store.proposed(place, self._memory.t)["update"]
+        vector = self._memory.store.proposed(place, self._memory.t)[NAME]
         vector = vector.to(self.layout.device)
         return vector if kept == 1 else vector.mul_(kept)
 
     def _before(self, client: Client) -> tuple[Tensor, float] | None:
         known = self._memory.seen.get(client)
         return known and (self._memory.last(known[0], f"client {client!r}"), known[1])
+
+
+@contextmanager
+def _as_os_error() -> Generator[None]:
+    """A damaged file is an OSError, wherever in a round it is noticed."""
+    try:
+        yield
+    except checkpoint.CheckpointError as error:
+        raise OSError(str(error)) from error
 
 
 def _own(place: int) -> int:

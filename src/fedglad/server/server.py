@@ -481,7 +481,10 @@ class Server:
         if not np.isfinite(factors.scale).all():
             raise Skipped(f"{self.adapter} gave a factor that is not finite")
         estimate = self._estimate(intake, shift)
-        step, numbers = self.optimizer.prepare(stats, self._numbers, self.round)
+        seen = stats
+        if estimate is not None and type(self.optimizer).prepare is not Optimizer.prepare:
+            seen = replace(stats, mean_sq=layout.named(norms_sq(layout, estimate)))
+        step, numbers = self.optimizer.prepare(seen, self._numbers, self.round)
 
         if self._direction is not None and self.adapter.direction is not None:
             self._direction.lerp_(mean, 1 - self.adapter.direction)

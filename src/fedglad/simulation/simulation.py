@@ -17,6 +17,7 @@ from fedglad.averages import Average
 from fedglad.clients.method import Plain
 from fedglad.core.guard import Guard
 from fedglad.core.layout import split, twin
+from fedglad.core.memory import VERSIONS
 from fedglad.data.validation import validation_of
 from fedglad.estimators import Estimator
 from fedglad.filters import Filter
@@ -191,7 +192,8 @@ def _require_room(
     clients = parts.data.clients
     seen = min(clients, parts.rounds * min(parts.sampler.largest_cohort, clients))
     size = server.layout.size * server.layout.dtype.itemsize
-    estimator.require_room(seen, size, shutil.disk_usage(folder).free)
+    versions = VERSIONS if memories else 1
+    estimator.require_room(seen, size, shutil.disk_usage(folder).free, versions)
 
 
 def _counts(pool: Pool) -> np.ndarray | None:
