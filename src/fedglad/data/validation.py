@@ -69,6 +69,10 @@ class HeldOut:
             self.labels = self._labels
         if hasattr(inner, "prepare"):
             self.prepare = inner.prepare
+        # A federation that knows the test samples of each client gives those.
+        self.with_test: Sequence[int] = self.giving
+        if (asked := clients_with_test(inner)) is not None:
+            self.with_test = asked
 
     def size(self, k: int) -> int:
         """How many samples client k trains on."""
@@ -90,6 +94,16 @@ class HeldOut:
     def validation_set(self) -> tuple[Tensor, Tensor]:
         """What was taken out of the clients' samples, client after client."""
         return self._validation
+
+    def client_test(self, k: int) -> tuple[Tensor, Tensor] | None:
+        """What was taken out of client k, or its test samples if the federation knows them."""
+        if clients_with_test(self.inner) is not None:
+            return self.inner.client_test(k)
+        if self.size(k) == self.inner.size(k):
+            return None
+        x, y = self.inner.client(k)
+        rows = self._taken(k, len(y))
+        return x[rows], y[rows]
 
     @cached_property
     def _validation(self) -> tuple[Tensor, Tensor]:
@@ -138,6 +152,41 @@ def held_out(federation: Any, share: float, seed: int = 0) -> Any:
     made = HeldOut(federation, share, seed)
     made.validation_set()  # raises if there is none
     return made
+
+
+def clients_with_test(federation: Any) -> Sequence[int] | None:
+    """The clients that may have held-out samples of their own; None if the federation knows none.
+
+    >>> from fedglad.data import Digits
+    >>> len(clients_with_test(Digits(clients=4, validation=0.1).load_federation()))
+    4
+    """
+    if not callable(getattr(federation, "client_test", None)):
+        return None
+    return getattr(federation, "with_test", range(federation.clients)) or None
+
+
+def dealt(
+    labels: np.ndarray, owners: Sequence[np.ndarray], rows: np.ndarray, seed: int
+) -> np.ndarray:
+    """A client for each of these rows, which nobody owns: the owner of some row of its class.
+
+    So a client gets as much of every class as its share of that class says, by chance. −1 where no
+    client has the class. Where targets are not labels, the owner of any row.
+
+    >>> dealt(np.array([0, 1, 1, 0, 2]), [np.array([0]), np.array([1])], np.array([2, 3, 4]), 0)
+    array([ 1,  0, -1])
+    """
+    owned = np.concatenate(owners)
+    owner = np.repeat(np.arange(len(owners)), [len(one) for one in owners])
+    draws = stream(seed, "client-test").random(len(rows))
+    if labels.ndim != 1 or labels.dtype.kind not in "iub":
+        return owner[(draws * len(owner)).astype(np.int64)]
+    order = np.argsort(labels[owned], kind="stable")
+    ascending = labels[owned][order]
+    first, end = (np.searchsorted(ascending, labels[rows], side) for side in ("left", "right"))
+    place = np.minimum(first + (draws * (end - first)).astype(np.int64), len(owned) - 1)
+    return np.where(first < end, owner[order[place]], -1)
 
 
 def validation_of(federation: Any) -> tuple[Tensor, Tensor] | None:

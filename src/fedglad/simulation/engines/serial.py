@@ -42,6 +42,12 @@ class SerialEngine:
         with threads(1):
             return worker.finish([worker.evaluate(packed, k, held) for k in range(0, n, CHUNK)])
 
+    def evaluate_clients(
+        self, packed: Packed, clients: Sequence[int]
+    ) -> list[dict[str, float] | None]:
+        with threads(1):
+            return [self.worker.evaluate_client(packed, client) for client in clients]
+
     def losses(self, clients: Sequence[int], packed: Packed) -> list[float]:
         with threads(1):
             return [self.worker.loss(packed, client) for client in clients]
