@@ -23,11 +23,11 @@ def figures(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         **(_accuracies(rounds, "averaged_accuracy", "averaged_") if averaged else {}),
         **_validation(rounds, ""),
         **_validation(rounds, "averaged_"),
-        **_clients(rounds, ""),
-        **_clients(rounds, "averaged_"),
         "rounds": len(rounds),
         "skipped": sum(r.get("status") == "skipped" for r in rounds),
         "seconds": math.fsum(s for r in rounds for s in r.get("seconds", {}).values()),
+        **_clients(rounds, ""),
+        **_clients(rounds, "averaged_"),
     }
 
 
@@ -55,13 +55,6 @@ def _validation(rounds: Sequence[Mapping[str, Any]], which: str) -> dict[str, fl
     return {**_accuracies(rounds, field, f"{which}validation_"), **named}
 
 
-def _clients(rounds: Sequence[Mapping[str, Any]], which: str) -> dict[str, float | None]:
-    """The scores of single clients when they were tested last; none where they never were."""
-    tested = [r[f"{which}client_scores"] for r in rounds if f"{which}client_scores" in r]
-    names = ("mean", "worst_decile", "std") if tested else ()
-    return {f"last_{which}client_{name}": tested[-1][name] for name in names}
-
-
 def best_round(rounds: Sequence[Mapping[str, Any]], field: str) -> int | None:
     """The place of the first record with the highest number in a field; None if none has it.
 
@@ -84,6 +77,13 @@ def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
         },
         "machine": machine(),
     }
+
+
+def _clients(rounds: Sequence[Mapping[str, Any]], which: str) -> dict[str, float | None]:
+    """The scores of single clients when they were tested last; none where they never were."""
+    tested = [r[f"{which}client_scores"] for r in rounds if f"{which}client_scores" in r]
+    names = ("mean", "worst_decile", "std") if tested else ()
+    return {f"last_{which}client_{name}": tested[-1][name] for name in names}
 
 
 def write_summary(
