@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -405,7 +405,7 @@ class Round:
         return cls(*args, **named, metrics=further, **others)
 
 
-def _mean(values: Sequence[float]) -> float:
+def _mean(values: list[float]) -> float:
     """Their mean; infinite if one of them is, NaN if there is no such number."""
     finite = all(map(math.isfinite, values))
     return math.fsum(values) / len(values) if finite else sum(values)
