@@ -297,11 +297,30 @@ def test_of_many_clients_those_are_drawn_that_gave_a_share():
 
     data = held_out(Many(), 0.25, seed=1)
     asked = clients_with_test(data)
-    assert asked is not None
     assert len(asked) == 1000
     ids = drawn(data, 30, seed=1)
     assert {*ids} <= {*data.giving}
     assert all(data.client_test(k) is not None for k in ids)
+
+
+def test_own_test_samples_come_before_a_share():
+    class Partly(Named):
+        """Clients 0 and 1 have a test of their own, a sample that is −1."""
+
+        def client_test(self, k: int) -> tuple[Tensor, Tensor] | None:
+            return (-torch.ones(1, 1), torch.zeros(1)) if k < 2 else None
+
+    data = held_out(Partly(), 0.5, seed=3)
+    sizes = [len(held[1]) for k in range(4) if (held := data.client_test(k))]
+    assert sizes == [1, 1, 4, 4]
+    assert drawn(Partly(), "all", 1) == drawn(data, "all", 1) == (0, 1, 2, 3)
+
+    class Many(Partly):
+        clients = 5000
+
+    assert len(clients_with_test(held_out(Many(), 0.5))) == 5000
+    assert len(clients_with_test(Many())) == 5000
+    assert not clients_with_test(Named())
 
 
 # --------------------------------------------------------------------------------- refused
@@ -309,7 +328,7 @@ def test_of_many_clients_those_are_drawn_that_gave_a_share():
 
 def test_without_held_out_samples_it_is_refused_before_the_run(tmp_path: Path):
     settings = {**QUICK, "data.validation": 0.0}
-    with pytest.raises(ValueError, match=r"eval_clients = 5 needs held-out.*data\.validation=0\.1"):
+    with pytest.raises(ValueError, match=r"eval_clients = 5: none of .*data\.validation=0\.1"):
         execute("digits", config(settings), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

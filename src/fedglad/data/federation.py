@@ -95,7 +95,6 @@ class Partitioned:
         self.transform = transform
         self.validation = None
         self.validation_of = np.arange(0) if validation_of is None else validation_of
-        self.with_test = range(len(indices)) if len(self.validation_of) else range(0)
         if validation is not None and len(validation):
             chosen = torch.from_numpy(validation.astype(np.int64, copy=False))
             self.validation = x.index_select(0, chosen), y.index_select(0, chosen)

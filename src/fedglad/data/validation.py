@@ -69,10 +69,6 @@ class HeldOut:
             self.labels = self._labels
         if hasattr(inner, "prepare"):
             self.prepare = inner.prepare
-        # A federation that knows the test samples of each client gives those.
-        self.with_test: Sequence[int] = self.giving
-        if (asked := clients_with_test(inner)) is not None:
-            self.with_test = asked
 
     def size(self, k: int) -> int:
         """How many samples client k trains on."""
@@ -96,14 +92,24 @@ class HeldOut:
         return self._validation
 
     def client_test(self, k: int) -> tuple[Tensor, Tensor] | None:
-        """What was taken out of client k, or its test samples if the federation knows them."""
-        if clients_with_test(self.inner) is not None:
-            return self.inner.client_test(k)
+        """The test samples of client k, if the federation has some; else what was taken out."""
+        knows = callable(getattr(self.inner, "client_test", None))
+        if knows and (own := self.inner.client_test(k)) is not None:
+            return own
         if self.size(k) == self.inner.size(k):
             return None
         x, y = self.inner.client(k)
         rows = self._taken(k, len(y))
         return x[rows], y[rows]
+
+    @cached_property
+    def with_test(self) -> Sequence[int]:
+        """The clients that may have test samples: of many, those that gave a share.
+
+        All, if the first of them has its own test samples, which then are not a share.
+        """
+        asked = clients_with_test(self.inner)
+        return self.giving if not asked or self.inner.client_test(asked[0]) is None else asked
 
     @cached_property
     def _validation(self) -> tuple[Tensor, Tensor]:
@@ -154,16 +160,16 @@ def held_out(federation: Any, share: float, seed: int = 0) -> Any:
     return made
 
 
-def clients_with_test(federation: Any) -> Sequence[int] | None:
-    """The clients that may have held-out samples of their own; None if the federation knows none.
+def clients_with_test(federation: Any) -> Sequence[int]:
+    """The clients that may have test samples of their own; none if the federation knows of none.
 
     >>> from fedglad.data import Digits
     >>> len(clients_with_test(Digits(clients=4, validation=0.1).load_federation()))
     4
     """
     if not callable(getattr(federation, "client_test", None)):
-        return None
-    return getattr(federation, "with_test", range(federation.clients)) or None
+        return ()
+    return getattr(federation, "with_test", range(federation.clients))
 
 
 def dealt(

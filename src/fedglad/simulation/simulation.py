@@ -232,25 +232,20 @@ def drawn(data: Any, count: int | Literal["all"], seed: int) -> tuple[int, ...]:
     if not count:
         return ()
     asked = clients_with_test(data)
-    if asked is None:
-        raise ValueError(
-            f"eval_clients = {count} needs held-out samples of the clients, and the data has none: "
-            "set data.validation=0.1, or give the data a client_test(k)"
-        )
-    if count != "all" and count > len(asked):
+    if asked and count != "all" and count > len(asked):
         raise ValueError(
             f"eval_clients = {count}: {len(asked)} clients may have held-out samples; set so many, "
             "or all"
         )
-    if count == "all":
+    if count == "all" or not asked:
         chosen = tuple(asked)
     else:
         places = stream(seed, "eval-clients").choice(len(asked), count, replace=False)
         chosen = tuple(asked[place] for place in sorted(places.tolist()))
     if not any(_has_test(data, client) for client in chosen):
         raise ValueError(
-            f"eval_clients = {count}: none of these clients has held-out samples; raise it, or "
-            "data.validation"
+            f"eval_clients = {count}: none of these clients has held-out samples: set "
+            "data.validation=0.1 or more, or give the data a client_test(k)"
         )
     return chosen
 
