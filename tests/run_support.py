@@ -175,7 +175,7 @@ def play(
 
 
 def outcome(folder: Path) -> tuple[Any, ...]:
-    """All that a finished run leaves, but times: records, last checkpoint, summary, models."""
+    """All that a finished run leaves, but times: records, checkpoint, summary, models, scores."""
     run = Run(folder)
     last = max((folder / "checkpoints").glob("*.json"))
     tensors, meta = checkpoint.read(last.with_suffix(".safetensors"))
@@ -183,7 +183,8 @@ def outcome(folder: Path) -> tuple[Any, ...]:
     rounds = [facts(found) for found in run.rounds()]
     state = {name: value.tolist() for name, value in tensors.items()}
     models = {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
-    return rounds, state, meta, last.name, last.read_text(), summary, models
+    scores = {path.name: path.read_bytes() for path in folder.glob("client_scores.jsonl")}
+    return rounds, state, meta, last.name, last.read_text(), summary, models, scores
 
 
 def command(*args: str | Path) -> list[str]:

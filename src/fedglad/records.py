@@ -288,6 +288,42 @@ both on the validation set."""
 
 
 @dataclass(frozen=True)
+class ClientScores:
+    """A model's score on the held-out samples of single clients; None for one that is left out.
+
+    >>> scores = ClientScores(Score(), ids=(3, 5, 8), scores=(0.75, None, 0.25))
+    >>> scores.to_dict()  # 5 has no such samples
+    {'score': 'accuracy', 'count': 2, 'left_out': 1, 'mean': 0.5, 'worst_decile': 0.25, 'std': 0.25}
+    """
+
+    score: Score
+    ids: tuple[int, ...]
+    scores: tuple[float | None, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a record has them: how many clients, their mean, the worst tenth's mean, the spread.
+
+        The worst tenth is of one client at least; the standard deviation divides by their number.
+        A figure that is not finite, or of no client, is None.
+        """
+        known = [score for score in self.scores if score is not None and not math.isnan(score)]
+        left_out = len(self.scores) - len(known)
+        mean = worst = spread = None
+        if known:
+            tenth = sorted(known, reverse=not self.score.higher)[: max(1, len(known) // 10)]
+            mean, worst = _mean(known), _mean(tenth)
+            spread = math.sqrt(_mean([(score - mean) ** 2 for score in known]))
+        return {
+            "score": self.score.name,
+            "count": len(known),
+            **({"left_out": left_out} if left_out else {}),
+            "mean": _finite(mean),
+            "worst_decile": _finite(worst),
+            "std": _finite(spread),
+        }
+
+
+@dataclass(frozen=True)
 class Round:
     """One round of a run: who took part, what the server did, and how good the model is now.
 
@@ -308,6 +344,8 @@ class Round:
     averaged_validation_accuracy: float | None = None
     metrics: dict[str, float] = field(default_factory=dict[str, float])  # others: test_perplexity
     score: Score = ACCURACY
+    client_scores: ClientScores | None = None  # of a round in which single clients were tested
+    averaged_client_scores: ClientScores | None = None
     label_similarity: float | None = None
     alarm: str | None = None  # "one-sided", "outlier": see trust.py
     seconds: dict[str, float] = field(default_factory=dict[str, float])
@@ -324,6 +362,10 @@ class Round:
         further |= {name: _finite(value) for name, value in self.metrics.items()}
         if self.score != ACCURACY:
             further["score"] = self.score.to_dict()
+        if self.client_scores:
+            further["client_scores"] = self.client_scores.to_dict()
+        if self.averaged_client_scores:
+            further["averaged_client_scores"] = self.averaged_client_scores.to_dict()
         return {
             "round": self.t,
             **self.record.to_dict(),
@@ -334,6 +376,17 @@ class Round:
             "alarm": self.alarm,
             "seconds": self.seconds,
         }
+
+    def client_line(self) -> dict[str, Any] | None:
+        """One line of a run's `client_scores.jsonl`; None if no single client was tested."""
+        if not self.client_scores:
+            return None
+        line: dict[str, Any] = {"round": self.t, "ids": list(self.client_scores.ids)}
+        line["scores"] = [_finite(score) for score in self.client_scores.scores]
+        if self.averaged_client_scores:
+            averaged = self.averaged_client_scores.scores
+            line["averaged_scores"] = [_finite(score) for score in averaged]
+        return line
 
     def metric(self, name: str) -> float | None:
         """A metric by its name in the record, "test_accuracy"; None if it was not measured."""
@@ -350,6 +403,12 @@ class Round:
         named = {name: value for name, value in metrics.items() if name in known}
         further = {name: value for name, value in metrics.items() if name not in known}
         return cls(*args, **named, metrics=further, **others)
+
+
+def _mean(values: list[float]) -> float:
+    """Their mean; infinite if one of them is, NaN if there is no such number."""
+    finite = all(map(math.isfinite, values))
+    return math.fsum(values) / len(values) if finite else sum(values)
 
 
 def _finite(value: float | None) -> float | None:

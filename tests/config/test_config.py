@@ -18,6 +18,7 @@ from fedglad.config.schema import (
     FORMAT,
     PRESETS,
     REGISTRIES,
+    YOUNGER_KEYS,
     Config,
     ConfigError,
     _line,
@@ -83,7 +84,8 @@ def test_every_row_of_every_section_survives_the_way_through_toml(
 def test_the_file_is_complete(section: str, name: str):
     config = alone(section, name)
     tree = tomllib.loads(config.to_toml())
-    assert list(tree) == ["rounds", "seed", "eval_every", "checkpoint_every", *REGISTRIES]
+    first = ["rounds", "seed", "eval_every", "checkpoint_every"]
+    assert list(tree) == [*first, *YOUNGER_KEYS, *REGISTRIES]
     settings = config.sections[section]
     wanted = {f.name for f in fields(settings) if getattr(settings, f.name) is not None}
     assert tree[section].keys() == {"name", *wanted}
@@ -292,6 +294,16 @@ def test_an_unknown_preset():
         ({"rounds": 0}, "rounds = 0: must be 1 or more"),
         ({"eval_every": 0}, "eval_every = 0: must be 1 or more"),
         ({"checkpoint_every": -1}, "checkpoint_every = -1: must be 1 or more"),
+        ({"eval_clients": -1}, "eval_clients = -1: must be 0 or more"),
+        ({"eval_clients": "some"}, "eval_clients = 'some': must be a whole number, or 'all'"),
+        ({"eval_clients": True}, "eval_clients = True: must be a whole number, or 'all'"),
+        ({"eval_clients_every": 0}, "eval_clients_every = 0: must be 1 or more"),
+        ({"stop_after": -1}, "stop_after = -1: must be 0 or more"),
+        ({"stop_after": 2.0}, "stop_after = 2.0: must be a whole number"),
+        ({"max_seconds": -0.5}, "max_seconds = -0.5: must be 0 or more"),
+        ({"max_seconds": "60"}, "max_seconds = '60': must be a number"),
+        ({"max_seconds": float("nan")}, "max_seconds = nan: must be a number"),
+        ({"max_seconds": float("inf")}, "max_seconds = inf: must be finite"),
         ({"client.lr": "fast"}, "client.lr = 'fast': must be a number"),
         ({"client.lr": [0.1]}, "client.lr = [0.1]: must be a number"),
         ({"client.lr": -1}, "lr=-1.0"),
@@ -558,7 +570,7 @@ def test_the_hash_ignores_the_engine_and_who_watches_and_nothing_else():
         assert load("digits", {"engine": engine})[1].hash() == config.hash()
     changed = {config.hash()}
     count = 1
-    for key in ("rounds", "seed", "eval_every", "checkpoint_every"):
+    for key in ("rounds", "seed", "eval_every", "checkpoint_every", *YOUNGER_KEYS):
         changed.add(load("digits", {key: getattr(config, key) + 1})[1].hash())
         count += 1
     for section, settings in config.sections.items():

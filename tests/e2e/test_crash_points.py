@@ -93,6 +93,13 @@ MORE: dict[str, dict[str, Any]] = {
     "adafl": {"sampler.name": "adafl"},
     "similar clients": {"sampler.name": "clustered", "sampler.by": "similarity"},
     "validation, ema": {"data.validation": 0.2, "average.name": "ema", "data.partition": "iid"},
+    "clients tested, stopped": {
+        "data.validation": 0.2,
+        "rounds": 6,
+        "eval_clients": "all",
+        "eval_clients_every": 1,
+        "stop_after": 2,
+    },
     "adam": {"server.name": "adam", "server.lr": 0.01},
     "momentum, fedadp": {"server.name": "momentum", "weighting.name": "fedadp"},
     "median": {"filter.name": "median", "sampler.clients_per_round": 3},

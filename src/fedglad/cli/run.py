@@ -59,6 +59,8 @@ def run(
         if named := worst(clients(done), CLIENTS):
             say(f"clients to look at: {named}")
         say(f"See it: fedglad report {shlex.quote(str(done.folder))}")
+        if stopped := summary.get("stopped"):
+            say(f"Stopped after {summary['rounds']} of {config.rounds} rounds: {stopped}")
     if skipped := done.skipped:
         warn(skipped)
     if summary.get("skipped") == summary["rounds"]:

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_origin, get_type_hints
 
 from fedglad import (
     adapters,
@@ -39,7 +39,7 @@ from fedglad.config.keys import flat
 from fedglad.config.presets import PRESETS, Preset
 from fedglad.core import guard, user_code
 from fedglad.core.build import build, settings_of
-from fedglad.data.validation import held_out, with_validation
+from fedglad.data.validation import held_out, validation_of, with_validation
 from fedglad.server.compatibility import refuse
 from fedglad.simulation import engines
 from fedglad.tasks.classification import Classification
@@ -79,6 +79,10 @@ YOUNGER = {
     "average": averages.NoAverage,
 }
 """Sections that files of before do not have, and what their runs had in the place of it."""
+
+YOUNGER_KEYS = {"eval_clients": 0, "eval_clients_every": 10, "stop_after": 0, "max_seconds": 0.0}
+"""Keys outside of all sections that files of before do not have; with these values nothing is other
+than it was then, nor is a run's hash."""
 
 LISTS = {"server": "optimizers", "data": "datasets", "weighting": "weights"}
 """What a section's registry is called in `fedglad list`, where it is not its plural."""
@@ -121,15 +125,32 @@ class Config:
     seed: Annotated[int, "of everything random but the partition and the cohorts"] = 1
     eval_every: Annotated[int, "test after every so many rounds, and after the last"] = 1
     checkpoint_every: Annotated[int, "save the state after every so many rounds"] = 10
+    eval_clients: Annotated[
+        int | Literal["all"],
+        "clients whose own held-out samples are tested too: 0, a number drawn by the seed, all",
+    ] = 0
+    eval_clients_every: Annotated[int, "so often, in rounds, and after the last"] = 10
+    stop_after: Annotated[
+        int, "tested rounds without a better validation score that end the run; 0: none do"
+    ] = 0
+    max_seconds: Annotated[float, "all rounds together, then the run ends; 0: no limit"] = 0.0
     sections: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
         for name in _top_fields():
             value: Any = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ConfigError(f"{name} = {value!r}: must be a whole number")
-            if value < 1 and name != "seed":
-                raise ConfigError(f"{name} = {value!r}: must be 1 or more")
+            if (name, value) == ("eval_clients", "all"):
+                continue
+            number = (int, float) if name == "max_seconds" else int
+            if not isinstance(value, number) or isinstance(value, bool) or value != value:
+                kind = {"max_seconds": "a number", "eval_clients": "a whole number, or 'all'"}
+                raise ConfigError(f"{name} = {value!r}: must be {kind.get(name, 'a whole number')}")
+            least = 0 if YOUNGER_KEYS.get(name) == 0 else 1
+            if value < least and name != "seed":
+                raise ConfigError(f"{name} = {value!r}: must be {least} or more")
+        if math.isinf(self.max_seconds):
+            raise ConfigError("max_seconds = inf: must be finite; 0 is no limit")
+        object.__setattr__(self, "max_seconds", float(self.max_seconds))
 
     @classmethod
     def of(cls, tree: Mapping[str, Any], trusted: Collection[str] | None = None) -> Config:
@@ -212,6 +233,11 @@ class Config:
         check(model, data, name, settings, task=task, batch_size=parts["client"].batch_size or 64)
         seed, share = getattr(parts["data"], "seed", 0), getattr(parts["data"], "validation", 0.0)
         data = held_out(data, share, seed if isinstance(seed, int) else 0)
+        if self.stop_after and validation_of(data) is None:
+            raise ConfigError(
+                f"stop_after = {self.stop_after} needs a validation set to look at: set "
+                "data.validation=0.1, or stop_after=0"
+            )
         return Parts(
             rounds=self.rounds,
             seed=self.seed,
@@ -231,6 +257,10 @@ class Config:
             average=_or_none(parts["average"], averages.NoAverage),
             engine=parts["engine"],
             arithmetic=getattr(settings, "arithmetic", 1),
+            eval_clients=self.eval_clients,
+            eval_clients_every=self.eval_clients_every,
+            stop_after=self.stop_after,
+            max_seconds=self.max_seconds,
         )
 
     def load_data(self) -> Any:
@@ -276,6 +306,9 @@ class Config:
                 del tree[section]  # as it was before there was one
         if not getattr(self.sections.get("filter"), "needs_trust", False):
             tree.pop("trust", None)
+        for name, default in YOUNGER_KEYS.items():
+            if tree[name] == default:
+                del tree[name]
         for section, settings in self.sections.items():
             for name, default in getattr(settings, "added", {}).items():
                 if getattr(settings, name) == default:

@@ -25,8 +25,10 @@ class Federation(Protocol):
     | | and training images are augmented, by torch's generator |
     | `validation_set()` | inputs and targets that no client trains on and the best round is |
     | | chosen by; None where there are none. `held_out` makes one for any federation. |
-    | `client_test(k)` | inputs and targets of a test of client k alone; None: it has none |
     | `names` | what the clients are called: those of files, or the values of a column |
+    | `client_test(k)` | inputs and targets of client k that it does not train on, for its own |
+    | | score (`eval_clients`); None where it has none |
+    | `with_test` | the clients that may have some; all of them by default |
 
     >>> class Coins:  # an own one; it inherits nothing
     ...     clients = 5
@@ -73,8 +75,12 @@ class Partitioned:
         indices: Sequence[np.ndarray],
         transform: Callable[[Tensor, bool], Tensor] | None = None,
         validation: np.ndarray | None = None,
+        validation_of: np.ndarray | None = None,
     ) -> None:
-        """`validation` are rows of x and y that no client owns, for a validation set."""
+        """`validation` are rows of x and y that no client owns, for a validation set.
+
+        `validation_of` says for each of them which client it is tested for; −1: for none.
+        """
         for what, inputs, targets in (("training", x, y), ("test", test_x, test_y)):
             if len(inputs) != len(targets):
                 raise ValueError(f"{len(inputs)} {what} inputs, but {len(targets)} targets")
@@ -89,6 +95,7 @@ class Partitioned:
         self.x, self.y, self.test_x, self.test_y = x, y, test_x, test_y
         self.transform = transform
         self.validation = None
+        self.validation_of = np.arange(0) if validation_of is None else validation_of
         if validation is not None and len(validation):
             chosen = torch.from_numpy(validation.astype(np.int64, copy=False))
             self.validation = x.index_select(0, chosen), y.index_select(0, chosen)
@@ -129,6 +136,15 @@ class Partitioned:
     def validation_set(self) -> tuple[Tensor, Tensor] | None:
         """The inputs and targets of the validation rows; None if none were given."""
         return self.validation
+
+    def client_test(self, k: int) -> tuple[Tensor, Tensor] | None:
+        """The validation samples that client k is tested with; None if there are none."""
+        self._known(k)
+        rows = torch.from_numpy(np.flatnonzero(self.validation_of == k))
+        if self.validation is None or not len(rows):
+            return None
+        x, y = self.validation
+        return x.index_select(0, rows), y.index_select(0, rows)
 
     def prepare(self, x: Tensor, training: bool) -> Tensor:
         """The model's inputs of a batch of stored ones, by the transform that was given."""

@@ -11,7 +11,7 @@ import numpy as np
 from fedglad.core.checks import check
 from fedglad.data.partition import REGISTRY, Partition, named
 from fedglad.data.partition.base import check_parts
-from fedglad.data.validation import VALIDATION, check_share, taken
+from fedglad.data.validation import VALIDATION, check_share, dealt, taken
 from fedglad.rng import stream
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ class Split:
 
         names = ("train_x", "train_y", "test_x", "test_y")
         x, y, test_x, test_y = (torch.from_numpy(arrays[name]) for name in names)
-        owners, validation = self.shares(arrays["train_y"])
-        return Partitioned(x, y, test_x, test_y, owners, transform, validation)
+        owners, validation, whose = self._shared(arrays["train_y"])
+        return Partitioned(x, y, test_x, test_y, owners, transform, validation, whose)
 
     def shares(self, labels: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
         """The indices of each client's samples, and of the validation set, which no client has.
@@ -102,23 +102,29 @@ class Split:
         >>> [len(indices) for indices in owners], len(validation)
         ([3, 2, 2], 3)
         """
+        return self._shared(labels)[:2]
+
+    def _shared(self, labels: np.ndarray) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+        """The same, and the client that each validation sample is tested for; −1: for none."""
         if not self.validation:
-            return self.owners(labels), np.arange(0)
+            return self.owners(labels), np.arange(0), np.arange(0)
         if self.partition in REGISTRY and not _counts_clients(self._chosen()):
             order = stream(self.seed, "validation").permutation(len(labels))
             count = round(self.validation * len(labels))
             validation, rest = np.sort(order[:count]), np.sort(order[count:])
             owners = [rest[indices] for indices in self.owners(labels[rest])]
+            whose = dealt(labels, owners, validation, self.seed)
         else:
             whole = self.owners(labels)
             out = [taken(self.seed, k, len(rows), self.validation) for k, rows in enumerate(whole)]
             validation = np.concatenate([rows[held] for rows, held in zip(whole, out, strict=True)])
             owners = [np.delete(rows, held) for rows, held in zip(whole, out, strict=True)]
+            whose = np.repeat(np.arange(len(whole)), [len(held) for held in out])
         if not len(validation):
             raise ValueError(
                 f"validation = {self.validation} of {len(labels)} samples is not one: raise it"
             )
-        return owners, validation
+        return owners, validation, whose
 
     def words(self, classes: int) -> str:
         """The partition with the setting it uses, and whose convention its α is.

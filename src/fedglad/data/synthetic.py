@@ -87,6 +87,10 @@ class Synthetic:
         """Held-out samples of the first clients, pooled: one for nine training samples."""
         return self._test
 
+    def client_test(self, k: int) -> tuple[Tensor, Tensor]:
+        """Held-out samples of client k: one for nine training samples."""
+        return self._draw(k, held_out=True)
+
     @cached_property
     def _test(self) -> tuple[Tensor, Tensor]:
         import torch

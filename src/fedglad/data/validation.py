@@ -91,6 +91,24 @@ class HeldOut:
         """What was taken out of the clients' samples, client after client."""
         return self._validation
 
+    def client_test(self, k: int) -> tuple[Tensor, Tensor] | None:
+        """The test samples of client k, if the federation has some; else what was taken out."""
+        knows = callable(getattr(self.inner, "client_test", None))
+        if knows and (own := self.inner.client_test(k)) is not None:
+            return own
+        if self.size(k) == self.inner.size(k):
+            return None
+        return self._held(k)
+
+    @cached_property
+    def with_test(self) -> Sequence[int]:
+        """The clients that may have test samples: of many, those that gave a share.
+
+        All, if the first of them has its own test samples, which then are not a share.
+        """
+        asked = clients_with_test(self.inner)
+        return self.giving if not asked or self.inner.client_test(asked[0]) is None else asked
+
     @cached_property
     def _validation(self) -> tuple[Tensor, Tensor]:
         giving = [k for k in self.giving if self.size(k) < self.inner.size(k)]
@@ -149,6 +167,41 @@ def held_out(federation: Any, share: float, seed: int = 0) -> Any:
     made = HeldOut(federation, share, seed)
     made.validation_set()  # raises if there is none
     return made
+
+
+def clients_with_test(federation: Any) -> Sequence[int]:
+    """The clients that may have test samples of their own; none if the federation knows of none.
+
+    >>> from fedglad.data import Digits
+    >>> len(clients_with_test(Digits(clients=4, validation=0.1).load_federation()))
+    4
+    """
+    if not callable(getattr(federation, "client_test", None)):
+        return ()
+    return getattr(federation, "with_test", range(federation.clients))
+
+
+def dealt(
+    labels: np.ndarray, owners: Sequence[np.ndarray], rows: np.ndarray, seed: int
+) -> np.ndarray:
+    """A client for each of these rows, which nobody owns: the owner of some row of its class.
+
+    So a client gets as much of every class as its share of that class says, by chance. −1 where no
+    client has the class. Where targets are not labels, the owner of any row.
+
+    >>> dealt(np.array([0, 1, 1, 0, 2]), [np.array([0]), np.array([1])], np.array([2, 3, 4]), 0)
+    array([ 1,  0, -1])
+    """
+    owned = np.concatenate(owners)
+    owner = np.repeat(np.arange(len(owners)), [len(one) for one in owners])
+    draws = stream(seed, "client-test").random(len(rows))
+    if labels.ndim != 1 or labels.dtype.kind not in "iub":
+        return owner[(draws * len(owner)).astype(np.int64)]
+    order = np.argsort(labels[owned], kind="stable")
+    ascending = labels[owned][order]
+    first, end = (np.searchsorted(ascending, labels[rows], side) for side in ("left", "right"))
+    place = np.minimum(first + (draws * (end - first)).astype(np.int64), len(owned) - 1)
+    return np.where(first < end, owner[order[place]], -1)
 
 
 def validation_of(federation: Any) -> tuple[Tensor, Tensor] | None:

@@ -12,7 +12,16 @@ from typing import Any, Literal, get_args
 from fedglad.core import checksums, files
 from fedglad.core.memory import as_pairs, path_of, problem_of
 from fedglad.runs.models import file_of, named
-from fedglad.runs.reader import BEST, CONTROL_FILE, MODELS, Run, RunError, objects, require_run
+from fedglad.runs.reader import (
+    BEST,
+    CLIENT_SCORES,
+    CONTROL_FILE,
+    MODELS,
+    Run,
+    RunError,
+    objects,
+    require_run,
+)
 from fedglad.runs.summary import disagreement
 
 State = Literal["good", "no checksum", "damaged", "missing", "left behind"]
@@ -87,6 +96,7 @@ def _files(run: Run) -> Iterator[CheckedFile]:
     states = sorted((folder / "checkpoints").glob("*.json"))
     rounds = max((int(path.stem) for path in states if path.stem.isdigit()), default=0)
     yield _records(run, rounds)
+    yield from _client_scores(run)
     if (folder / "summary.json").exists():
         yield from _summary(run)
     # Two may name the same best model.
@@ -137,6 +147,31 @@ def _records(run: Run, needed: int) -> CheckedFile:
             name, "no checksum", f"{count}; {len(numbers) - lines.sealed} without a checksum"
         )
     return CheckedFile(name, "good", count)
+
+
+def _client_scores(run: Run) -> Iterator[CheckedFile]:
+    """client_scores.jsonl of a run that has it, or should by its records."""
+    try:
+        needed = [r["round"] for r in run.rounds() if "client_scores" in r and "round" in r]
+        if not (run.folder / CLIENT_SCORES).is_file():
+            if needed:
+                yield CheckedFile(CLIENT_SCORES, "missing", "rounds.jsonl names its scores")
+            return
+        lines = run.lines(CLIENT_SCORES)
+    except OSError as error:
+        yield CheckedFile(CLIENT_SCORES, "damaged", str(error))
+        return
+    there = [line.get("round") for line in objects(lines.records)]
+    if lines.damage:
+        what = lines.damage.removeprefix(f"{CLIENT_SCORES} is damaged: ")
+        yield CheckedFile(CLIENT_SCORES, "damaged", what)
+    elif (run.folder / "summary.json").exists() and there != needed:
+        yield CheckedFile(CLIENT_SCORES, "damaged", "its rounds are others than rounds.jsonl has")
+    else:
+        cut = "; a last line is half written, by a run that goes on or was killed"
+        detail = f"tested rounds: {len(there)}{cut if lines.cut_off else ''}"
+        state: State = "good" if lines.sealed == len(there) else "no checksum"
+        yield CheckedFile(CLIENT_SCORES, state, detail)
 
 
 def _summary(run: Run) -> Iterator[CheckedFile]:

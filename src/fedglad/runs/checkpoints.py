@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from fedglad.core import checkpoint, checksums, files
 from fedglad.core.memory import Memories
 from fedglad.runs.folder import Records, Run, RunError
 from fedglad.runs.models import UNUSABLE, Best
-from fedglad.runs.reader import objects
+from fedglad.runs.reader import CLIENT_SCORES, Lines, objects
 from fedglad.simulation.driver import Driver
 from fedglad.trust import Alarm
 
@@ -60,6 +61,7 @@ def restore(
             on_lost(lost)
 
     lines, lacking, memories = run.lines(), "", dict[str, Any]()
+    by_client = run.lines(CLIENT_SCORES)
     records, beginning = objects(lines.records), driver.state()
     paths = _checkpoints(folder)
     for path in reversed(paths):
@@ -68,6 +70,8 @@ def restore(
             if len(records) < saved["round"]:
                 lacking = lines.damage or f"rounds.jsonl has {len(records)} rounds"
                 raise checkpoint.CheckpointError(lacking)
+            if problem := _client_problem(by_client, records[: saved["round"]]):
+                raise checkpoint.CheckpointError(problem)
             state = _present_form(saved, records)
             memories = saved.get("memories", {})
             for place, store in _places(run.folder, driver).items():
@@ -109,12 +113,30 @@ def restore(
         store.restore(driver.t, memories.get(places.get(store, "")) if driver.t else None)
     text = b"".join(line + b"\n" for line in lines.raw[: driver.t])
     files.write_text(run.folder / "rounds.jsonl", text.decode("utf-8", "replace"))
+    if os.path.lexists(run.folder / CLIENT_SCORES):
+        kept = by_client.raw[: len(_client_rounds(records[: driver.t]))]
+        text = b"".join(line + b"\n" for line in kept)
+        files.write_text(run.folder / CLIENT_SCORES, text.decode("utf-8", "replace"))
     for path in paths:  # those that are not usable: else they would count among those to be kept
         if int(path.stem) > driver.t:
             path.unlink()
             path.with_suffix(".safetensors").unlink(missing_ok=True)
     if best:
         best.prune(_checkpoints(folder))
+
+
+def _client_rounds(records: list[dict[str, Any]]) -> list[int]:
+    """The rounds in which single clients were tested."""
+    return [record["round"] for record in records if "client_scores" in record]
+
+
+def _client_problem(by_client: Lines, records: list[dict[str, Any]]) -> str:
+    """Which scores of single clients are lacking for these records; empty if none are."""
+    needed = _client_rounds(records)
+    there = [line.get("round") for line in objects(by_client.records)][: len(needed)]
+    if there == needed:
+        return ""
+    return by_client.damage or f"{CLIENT_SCORES} lacks rounds in which clients were tested"
 
 
 def newest(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], Path]:
@@ -179,9 +201,17 @@ def _present_form(saved: dict[str, Any], records: list[dict[str, Any]]) -> dict[
     return {"round": t, "sampler": sampler, "alarm": alarm, "transport": transport}
 
 
-def save(folder: Path, driver: Driver, records: Records, best: Best | None = None) -> None:
+def save(
+    folder: Path,
+    driver: Driver,
+    records: Records,
+    best: Best | None = None,
+    by_client: Records | None = None,
+) -> None:
     """The records first, then the tensors, last the small file that makes them a checkpoint."""
     records.sync()
+    if by_client:
+        by_client.sync()
     for store in driver.stores:
         store.sync()
     path = folder / f"{driver.t:06d}"

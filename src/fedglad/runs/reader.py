@@ -28,6 +28,9 @@ FILES = ("config.toml", "rounds.jsonl", "summary.json")
 """One of them makes a folder a run's."""
 
 CONTROL_FILE = "control.json"
+CLIENT_SCORES = "client_scores.jsonl"
+"""The scores of single clients, a line for each round in which they were tested."""
+
 MODELS = tuple(f"{which}.safetensors" for which in ("model", "averaged", "best", "best_averaged"))
 """The models that a finished run has, as far as it has them."""
 
@@ -48,7 +51,7 @@ class RunError(RuntimeError):
 
 @dataclass(frozen=True)
 class Lines:
-    """The lines of rounds.jsonl up to the first that is damaged.
+    """The lines of rounds.jsonl, or of another such file, up to the first that is damaged.
 
     `damaged` is the number of that line, counted from 1, and `wrong` says what is wrong with it;
     `cut_off` says that it is the last and has no end, so that a crash, or a run that is writing it,
@@ -61,13 +64,14 @@ class Lines:
     damaged: int | None = None
     wrong: str = ""
     cut_off: bool = False
+    name: str = "rounds.jsonl"
 
     @property
     def damage(self) -> str:
         """A sentence on the damaged line, and on what follows it; empty if there is nothing."""
         if self.damaged is None or self.cut_off:
             return ""
-        return f"rounds.jsonl is damaged: line {self.damaged} {self.wrong}"
+        return f"{self.name} is damaged: line {self.damaged} {self.wrong}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +94,8 @@ class RunView:
     def planned(self) -> int | None:
         """How many rounds the run was to have, where that is known."""
         rounds = self.config.get("rounds")
+        if (self.summary or {}).get("stopped"):  # before the last of them
+            rounds = None
         if not isinstance(rounds, int) or isinstance(rounds, bool) or not 0 < rounds < ROUNDS:
             rounds = (self.summary or {}).get("rounds")
         return int(whole) if (whole := number(rounds, 1, ROUNDS)) else None
@@ -186,9 +192,9 @@ class Run:
         summary.pop("crc", None)
         return summary
 
-    def lines(self) -> Lines:
+    def lines(self, name: str = "rounds.jsonl") -> Lines:
         """The lines of rounds.jsonl in one reading, and where they end; none if it is not there."""
-        path = self.folder / "rounds.jsonl"
+        path = self.folder / name
         data = path.read_bytes() if path.is_file() else b""  # a pipe would keep us waiting for ever
         records, raw, chain = list[Any](), list[bytes](), Chain()
         lines = data.removesuffix(b"\n").split(b"\n") if data else []
@@ -200,10 +206,14 @@ class Run:
                     records, raw, place = records[:-1], raw[:-1], place - 1
                     wrong = "is not the one that the next line was written after"
                 cut_off = place == len(lines) and not data.endswith(b"\n")
-                return Lines(records, raw, chain.sealed, place, wrong, cut_off)
+                return Lines(records, raw, chain.sealed, place, wrong, cut_off, name)
             records.append(record)
             raw.append(line)
-        return Lines(records, raw, chain.sealed)
+        return Lines(records, raw, chain.sealed, name=name)
+
+    def client_scores(self) -> list[dict[str, Any]]:
+        """The scores of single clients by round: `round`, `ids`, `scores`, `averaged_scores`."""
+        return objects(self.lines(CLIENT_SCORES).records)
 
     def rounds(self) -> list[dict[str, Any]]:
         """The rounds recorded so far, up to a line that is damaged or was cut off by a crash."""
@@ -258,7 +268,8 @@ class Run:
         """Removes what a run writes, and nothing else; the log, which may be locked, is emptied."""
         if (self.folder / "log.txt").is_file():
             os.truncate(self.folder / "log.txt", 0)
-        for name in ("config.toml", "labels.json", "rounds.jsonl", "summary.json", *MODELS):
+        written = ("config.toml", "labels.json", "rounds.jsonl", CLIENT_SCORES, "summary.json")
+        for name in (*written, *MODELS):
             (self.folder / name).unlink(missing_ok=True)
         for name in ("checkpoints", "memories", BEST):
             shutil.rmtree(self.folder / name, ignore_errors=True)

@@ -3,8 +3,9 @@
 import json
 import logging
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
+from typing import Any
 
 from fedglad.config.schema import Config, load
 from fedglad.core import checksums, files, malloc
@@ -13,6 +14,7 @@ from fedglad.records import Round
 from fedglad.runs.checkpoints import check_format, restore, save
 from fedglad.runs.folder import Busy, Interrupted, Records, Run, RunError, locked, make_folder
 from fedglad.runs.models import Best, write_models
+from fedglad.runs.reader import CLIENT_SCORES
 from fedglad.runs.summary import summary_damage, write_summary
 from fedglad.runs.trusted_code import remember, trusted
 from fedglad.simulation.simulation import Simulation
@@ -130,9 +132,13 @@ def _play(
     folder.mkdir(exist_ok=True)
     if asked_to_stop():
         raise Interrupted(f"stopped before a round began: go on with --resume (in {run.folder})")
-    with Records(run.folder / "rounds.jsonl") as records:
+    simulation.recall(run.rounds())
+    tables = Records(run.folder / CLIENT_SCORES) if simulation.tested_clients else None
+    with Records(run.folder / "rounds.jsonl") as records, tables or nullcontext():
         for played in simulation.rounds():
             records.write(played.to_dict())
+            if tables and (table := played.client_line()):
+                tables.write(table)
             if best:
                 best.look(played, simulation.server)
             for client, reason in played.record.rejected.items():
@@ -140,13 +146,16 @@ def _play(
                 log.warning("round %d: client %s left out: %s", played.t, client, reason)
             on_round(played)
             stop = asked_to_stop()
-            done = simulation.t == config.rounds
+            done = simulation.t == config.rounds or bool(simulation.stopping.reason)
             if stop or done or simulation.t % config.checkpoint_every == 0:
-                save(folder, simulation, records, best)
+                save(folder, simulation, records, best, tables)
             if stop and not done:
                 raise Interrupted(
                     f"stopped after {simulation.t} of {config.rounds} rounds, all saved: go on "
                     f"with --resume (in {run.folder})"
                 )
     kept = write_models(run.folder, simulation.server, simulation.t, config.hash())
-    write_summary(run, kept | (best.write() if best else {}))
+    more: dict[str, Any] = {"update_bytes": simulation.update_bytes}
+    if simulation.t < config.rounds:
+        more["stopped"] = simulation.stopping.reason
+    write_summary(run, kept | (best.write() if best else {}), more)

@@ -26,6 +26,8 @@ def figures(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "rounds": len(rounds),
         "skipped": sum(r.get("status") == "skipped" for r in rounds),
         "seconds": math.fsum(s for r in rounds for s in r.get("seconds", {}).values()),
+        **_clients(rounds, ""),
+        **_clients(rounds, "averaged_"),
     }
 
 
@@ -77,9 +79,23 @@ def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def write_summary(run: Run, models: Mapping[str, str] | None = None) -> None:
-    """Writes summary.json of a run that is at its end; `models` are its files' checksums."""
-    summary = {**summarise(run.rounds()), **({"models": dict(models)} if models else {})}
+def _clients(rounds: Sequence[Mapping[str, Any]], which: str) -> dict[str, float | None]:
+    """The scores of single clients when they were tested last; none where they never were."""
+    tested = [r[f"{which}client_scores"] for r in rounds if f"{which}client_scores" in r]
+    names = ("mean", "worst_decile", "std") if tested else ()
+    return {f"last_{which}client_{name}": tested[-1][name] for name in names}
+
+
+def write_summary(
+    run: Run, models: Mapping[str, str] | None = None, more: Mapping[str, Any] | None = None
+) -> None:
+    """Writes summary.json of a run that is at its end; `models` are its files' checksums.
+
+    `more` is what the records do not say: `update_bytes`, what a client receives and sends in a
+    round, and `stopped`, why the run ended before its last round.
+    """
+    made = {**summarise(run.rounds()), **(more or {})}
+    summary = {**made, **({"models": dict(models)} if models else {})}
     write_text(run.folder / "summary.json", json_with_crc(json.dumps(summary, indent=2)))
 
 

@@ -188,7 +188,8 @@ def score(rounds: Sequence[Mapping[str, Any]]) -> tuple[float, str]:
 
 def _finished(task: Task, metric: str) -> Trial:
     records, wanted = Run(task.folder).rounds(), task.config.rounds
-    if len(records) < wanted:
+    stopped = (Run(task.folder).summary or {}).get("stopped")
+    if len(records) < wanted and not stopped:
         damage = f"rounds.jsonl is damaged: {len(records)} of {wanted} rounds can be read"
         return _trial(task, None, f"{damage}. Remove the folder and tune again")
     return _trial(task, *score_of(Run(task.folder), metric))

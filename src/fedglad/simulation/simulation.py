@@ -4,10 +4,10 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import nn
@@ -15,18 +15,21 @@ from torch import nn
 from fedglad.adapters import Adapter
 from fedglad.averages import Average
 from fedglad.clients.method import Plain
+from fedglad.core import batch
 from fedglad.core.guard import Guard
 from fedglad.core.layout import split, twin
 from fedglad.core.memory import VERSIONS
-from fedglad.data.validation import validation_of
+from fedglad.data.validation import clients_with_test, validation_of
 from fedglad.estimators import Estimator
 from fedglad.filters import Filter
 from fedglad.optimizers import Optimizer
-from fedglad.records import Bundle, Failure, Round
+from fedglad.records import Bundle, ClientScores, Failure, Round
+from fedglad.rng import stream
 from fedglad.samplers.base import Pool, Sampler
 from fedglad.server.server import Server
 from fedglad.simulation.driver import Driver, guard_of
 from fedglad.simulation.engines.base import Engine, Federation, Job, Packed, Updates
+from fedglad.simulation.stopping import Stopping
 from fedglad.tasks.base import Task, score_of
 from fedglad.tasks.classification import Classification
 from fedglad.trust import Trust
@@ -59,6 +62,10 @@ class Parts:
     average: Average | None = None
     engine: Any  # settings with start(job)
     arithmetic: int = 1  # see Driver
+    eval_clients: int | Literal["all"] = 0  # whose held-out samples the model is tested on
+    eval_clients_every: int = 10
+    stop_after: int = 0  # see Stopping
+    max_seconds: float = 0.0
 
 
 class Simulation(Driver):
@@ -78,6 +85,8 @@ class Simulation(Driver):
         parts.sampler.check(self.pool)
         self.validates = validation_of(parts.data) is not None
         self.score = score_of(parts.task)
+        self.stopping = Stopping(parts.stop_after, parts.max_seconds)
+        self.tested_clients = drawn(parts.data, parts.eval_clients, parts.seed)
         self.counts = _counts(self.pool)
         self.everybody = None if self.counts is None else self.counts.sum(axis=0)
         server = Server(
@@ -112,9 +121,11 @@ class Simulation(Driver):
             raise
 
     def rounds(self) -> Iterator[Round]:
-        """The rounds from here to the last."""
-        parts, server = self.parts, self.server
+        """The rounds from here to the last, or to the one after which the run is to stop."""
+        parts, server, stopping = self.parts, self.server, self.stopping
         for t in range(self.t, parts.rounds):
+            if stopping.reason:
+                return
             begin = time.perf_counter()
             cohort = self.draw(self.pool, lambda ids: self.engine.losses(ids, server.packed))
             groups = self.engine.train(t, cohort.ids, server.packed, server.sent)
@@ -122,22 +133,54 @@ class Simulation(Driver):
             record, alarm = self.step(cohort.ids, updates, population=self.pool.clients)
             self.t = t + 1
             trained = time.perf_counter()
-            tested = self.t % parts.eval_every == 0 or self.t == parts.rounds
+            last = self.t == parts.rounds or stopping.late(trained - begin)
             metrics: dict[str, float] = {}
-            if tested:
+            averages = parts.average.test if parts.average else server.has_average
+            if last or self.t % parts.eval_every == 0:
                 metrics = self._metrics("", server.packed)
-                if parts.average.test if parts.average else server.has_average:
+                if averages:
                     metrics |= self._metrics("averaged_", server.packed_average)
-            yield Round.measured(
-                t,
-                cohort.ids,
-                record,
-                metrics=metrics,
-                score=self.score,
+            played = Round.measured(t, cohort.ids, record, metrics=metrics, score=self.score)
+            if self.tested_clients:
+                last = last or stopping.late(time.perf_counter() - begin) or stopping.ends(played)
+                if last or self.t % parts.eval_clients_every == 0:
+                    scores = self._client_scores(server.packed)
+                    played = replace(played, client_scores=scores)
+                    if averages:
+                        scores = self._client_scores(server.packed_average)
+                        played = replace(played, averaged_client_scores=scores)
+            played = replace(
+                played,
                 label_similarity=self._similarity(cohort.ids),
                 alarm=alarm,
                 seconds={"train": trained - begin, "test": time.perf_counter() - trained},
             )
+            stopping.look_at(played)
+            yield played
+
+    def recall(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Takes the records of the rounds that are done, by which the run may have to stop."""
+        self.stopping = Stopping(self.parts.stop_after, self.parts.max_seconds)
+        for record in records:
+            self.stopping.look(record)
+
+    @property
+    def update_bytes(self) -> dict[str, int]:
+        """What a client of a round receives and sends, in bytes: vectors and buffers."""
+        layout, client = self.server.layout, self.parts.client
+        vector = sum(layout.numels) * layout.dtype.itemsize
+        buffers = sum(b.numel() * b.element_size() for b in self.server.packed[1].values())
+        sends = client.server is not None and getattr(client.server, "wants_extra", True)
+        return {
+            "down": vector * (1 + len(client.hears)) + buffers,
+            "up": vector * (1 + bool(sends)) + buffers,
+        }
+
+    def _client_scores(self, packed: Packed) -> ClientScores:
+        """A model's scores on the held-out samples of the clients that were drawn for it."""
+        found = self.engine.evaluate_clients(packed, self.tested_clients)
+        scores = [None if metrics is None else metrics.get(self.score.name) for metrics in found]
+        return ClientScores(self.score, self.tested_clients, tuple(scores))
 
     def _metrics(self, which: str, packed: Packed) -> dict[str, float]:
         """A model's metrics on the test set, and on the validation set if there is one, by the
@@ -180,6 +223,40 @@ def _weighted(t: int, groups: Updates, weights: tuple[float, ...] | None) -> Upd
                 group[k] = replace(update, weight=weights[place + k])
         place += len(group)
         yield group
+
+
+def drawn(data: Any, count: int | Literal["all"], seed: int) -> tuple[int, ...]:
+    """The clients whose own scores are measured, ascending: all, or so many, drawn by the seed.
+
+    Raises ValueError if none of them has held-out samples.
+    """
+    if not count:
+        return ()
+    asked = clients_with_test(data)
+    if asked and count != "all" and count > len(asked):
+        raise ValueError(
+            f"eval_clients = {count}: {len(asked)} clients may have held-out samples; set so many, "
+            "or all"
+        )
+    if count == "all" or not asked:
+        chosen = tuple(asked)
+    else:
+        places = stream(seed, "eval-clients").choice(len(asked), count, replace=False)
+        chosen = tuple(asked[place] for place in sorted(places.tolist()))
+    if not any(_has_test(data, client) for client in chosen):
+        raise ValueError(
+            f"eval_clients = {count}: none of these clients has held-out samples: set "
+            "data.validation=0.1 or more, or give the data a client_test(k)"
+        )
+    return chosen
+
+
+def _has_test(data: Any, client: int) -> bool:
+    try:
+        held = data.client_test(client)
+        return held is not None and batch.length(held[0]) > 0
+    except Exception:  # it will be left out alone
+        return False
 
 
 def _require_room(

@@ -70,6 +70,12 @@ class Engine(Protocol):
         """The task's metrics of a model on the test set, or on the validation set."""
         ...
 
+    def evaluate_clients(
+        self, packed: Packed, clients: Sequence[int]
+    ) -> list[dict[str, float] | None]:
+        """The task's metrics of a model on each client's held-out samples; None if it has none."""
+        ...
+
     def losses(self, clients: Sequence[int], packed: Packed) -> list[float]:
         """The mean losses of a model on clients' own samples; NaN for one that fails."""
         ...
@@ -152,6 +158,21 @@ class Worker:
     def finish(self, chunks: Sequence[Sums]) -> dict[str, float]:
         """The task's metrics of a set that was measured by chunks."""
         return finished(self.bench.task, added(chunks))
+
+    def evaluate_client(self, packed: Packed, client: int) -> dict[str, float] | None:
+        """The task's metrics on a client's held-out samples; None if they cannot be had."""
+        try:
+            data: Any = self.job.data
+            held = data.client_test(client)
+            if held is None or not batch.length(held[0]):
+                return None
+            x, y = batch.samples(held, self.dtype)
+            self.bench.load(*packed)
+            starts = range(0, batch.length(x), CHUNK)
+            return self.finish([self._measure(x, y, start) for start in starts])
+        except Exception as error:
+            logger.warning("client %s could not be tested: %s", client, error)
+            return None
 
     def loss(self, packed: Packed, client: int) -> float:
         """The mean loss on a client's own samples; NaN if they cannot be had."""

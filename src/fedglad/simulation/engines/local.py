@@ -28,6 +28,7 @@ from fedglad.simulation.engines.base import (
     Worker,
     as_group,
     held_sets,
+    logger,
 )
 from fedglad.tasks.base import Sums, added, chunk_of, finished
 
@@ -101,6 +102,17 @@ class LocalEngine:
             raise RuntimeError(f"the {held} set could not be evaluated: {lost.reason}")
         return finished(self.task, added(sums))
 
+    def evaluate_clients(
+        self, packed: Packed, clients: Sequence[int]
+    ) -> list[dict[str, float] | None]:
+        found: list[dict[str, float] | None] = []
+        # In a list of one: a pool takes None for a worker that has died.
+        for client, answer in zip(clients, self._run("client", packed, clients), strict=True):
+            if isinstance(answer, Lost):
+                logger.warning("client %s could not be tested: %s", client, answer.reason)
+            found.append(None if isinstance(answer, Lost) else answer[0])
+        return found
+
     def losses(self, clients: Sequence[int], packed: Packed) -> list[float]:
         losses = self._run("loss", packed, clients)
         return [math.nan if isinstance(loss, Lost) else loss for loss in losses]
@@ -145,7 +157,10 @@ class LocalEngine:
         def loss(slot: int, buffers: Any, client: int) -> float:
             return worker.loss((self.theta, _tensors(buffers)), client)
 
-        work = {"train": train, "evaluate": evaluate, "loss": loss}
+        def client(slot: int, buffers: Any, client: int) -> list[dict[str, float] | None]:
+            return [worker.evaluate_client((self.theta, _tensors(buffers)), client)]
+
+        work = {"train": train, "evaluate": evaluate, "client": client, "loss": loss}
         return lambda slot, message: work[message[0]](slot, *message[1])
 
 

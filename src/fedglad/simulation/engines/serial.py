@@ -43,6 +43,12 @@ class SerialEngine:
         with threads(1):
             return worker.finish([worker.evaluate(packed, start, held) for start in starts])
 
+    def evaluate_clients(
+        self, packed: Packed, clients: Sequence[int]
+    ) -> list[dict[str, float] | None]:
+        with threads(1):
+            return [self.worker.evaluate_client(packed, client) for client in clients]
+
     def losses(self, clients: Sequence[int], packed: Packed) -> list[float]:
         with threads(1):
             return [self.worker.loss(packed, client) for client in clients]

@@ -1,0 +1,65 @@
+"""How many rounds, and how many bytes, a run took to a score."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedglad.records import Score
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The first tested round whose score is as good as a target, counted from 1.
+
+    `sent` and `received` are the bytes that the server sent to clients and received from them up
+    to there, all rounds together; None if a client's bytes are not known.
+    """
+
+    round: int
+    score: float
+    sent: int | None = None
+    received: int | None = None
+
+    @property
+    def bytes(self) -> int | None:
+        """Both together."""
+        if self.sent is None or self.received is None:
+            return None
+        return self.sent + self.received
+
+
+def rounds_to(
+    records: Sequence[Mapping[str, Any]],
+    score: Score,
+    target: float,
+    *,
+    which: str = "test",
+    update_bytes: Mapping[str, int] | None = None,
+) -> Reached | None:
+    """When the records of a run first reach a target; None if they never do.
+
+    `which` is one of `fedglad.records.READOUTS`. `update_bytes` is that of the run's summary: what
+    one client receives (`down`) and sends (`up`) in a round. Everybody in a cohort is sent the
+    model; what was rejected has been sent all the same, unless the client had neither a loss nor
+    an update.
+
+    >>> records = [{"clients": [{"id": 4}, {"id": 7}], "test_accuracy": a} for a in (0.5, 0.75)]
+    >>> rounds_to(records, Score(), 0.7, update_bytes={"down": 100, "up": 10})
+    Reached(round=2, score=0.75, sent=400, received=40)
+    """
+    down = up = 0
+    for t, record in enumerate(records):
+        clients = record.get("clients", [])
+        down += len(clients)
+        up += sum(map(_arrived, clients))
+        value = record.get(f"{which}_{score.name}")
+        if value is not None and (value == target or score.better(value, target)):
+            if update_bytes is None:
+                return Reached(t + 1, value)
+            return Reached(t + 1, value, down * update_bytes["down"], up * update_bytes["up"])
+    return None
+
+
+def _arrived(client: Mapping[str, Any]) -> bool:
+    known = client.get("loss") is not None or client.get("sq_norm") is not None
+    return known or "rejected" not in client
