@@ -14,6 +14,7 @@ from fedglad.clients.workbench import as_stored
 from fedglad.core import batch
 from fedglad.core.threads import threads
 from fedglad.data.federation import Federation
+from fedglad.data.validation import validation_of
 from fedglad.records import SHARES
 from fedglad.tasks.base import (
     ByLoss,
@@ -116,10 +117,18 @@ def try_task(
         raise ValueError(_cannot(task, "trained", "client 0", faults[0]))
     if wrong := _trial(model, task, test, prepare, training=False):
         raise ValueError(_cannot(task, "measured", "the test set", wrong))
+    chosen: Any = validation_of(data)
+    if chosen is not None and (wrong := _unusable(chosen, kind)):
+        wrong = wrong.replace("the client has", "it has")
+        raise ValueError(f"the data's validation set cannot be used: {wrong}")
     if sees_scores_alone(task):
         scores = _scores(model, batch.rows_of(held[0], slice(1)), prepare)
         if wrong := _misfit_of(task, scores, held[1]):
             raise ValueError(_cannot(task, "measured", "the test set", wrong))
+        if chosen is not None and (
+            wrong := _misfit_of(task, scores, batch.samples(chosen, *kind)[1])
+        ):
+            raise ValueError(_cannot(task, "measured", "the validation set", wrong))
         all_y = getattr(data, "y", None)
         if isinstance(all_y, Tensor) and len(all_y) and (wrong := task.misfit(scores, all_y)):
             raise ValueError(_cannot(task, "trained", "all clients", wrong))

@@ -80,8 +80,9 @@ class HeldOut:
     def client(self, k: int) -> tuple[Tensor, Tensor]:
         """The inputs and targets that client k trains on."""
         x, y = self.inner.client(k)
-        rows = np.delete(np.arange(len(y)), self._taken(k, len(y)))
-        return x[rows], y[rows]
+        n = _length(x)
+        rows = np.delete(np.arange(n), self._taken(k, n))
+        return _rows(x, rows), _rows(y, rows)
 
     def test(self) -> tuple[Tensor, Tensor]:
         """The inputs and targets of the test set, as they were."""
@@ -93,34 +94,49 @@ class HeldOut:
 
     @cached_property
     def _validation(self) -> tuple[Tensor, Tensor]:
-        import torch
+        from fedglad.core import batch
 
-        xs: list[Tensor] = []
-        ys: list[Tensor] = []
+        xs: list[Any] = []
+        ys: list[Any] = []
         for k in self.giving:
             if self.size(k) < self.inner.size(k):
                 x, y = self.inner.client(k)
-                rows = self._taken(k, len(y))
-                xs.append(x[rows])
-                ys.append(y[rows])
+                rows = self._taken(k, _length(x))
+                xs.append(_rows(x, rows))
+                ys.append(_rows(y, rows))
         if not xs:
             raise ValueError(
                 f"data.validation = {self.share} of each client's samples is not one: raise it, or "
                 "give the data a validation_set() of its own"
             )
-        return torch.cat(xs), torch.cat(ys)
+        return batch.concatenate(xs), batch.concatenate(ys)
 
     def _labels(self, k: int) -> np.ndarray | None:
         """How many samples of each class client k trains on; None where labels are not known."""
         counts = self.inner.labels(k)
         if counts is None or k not in self._gives:
             return counts
-        y = self.inner.client(k)[1]
-        held = np.bincount(y[self._taken(k, len(y))].numpy(), minlength=len(counts))
-        return counts - held
+        y = np.asarray(self.inner.client(k)[1])
+        held = y[self._taken(k, len(y))]
+        return counts - np.bincount(held[held >= 0], minlength=len(counts))  # −100 is no label
 
     def _taken(self, k: int, n: int) -> np.ndarray:
         return taken(self.seed, k, n, self.share) if k in self._gives else np.arange(0)
+
+
+def _length(tree: Any) -> int:
+    from fedglad.core import batch
+
+    return batch.length(tree)
+
+
+def _rows(tree: Any, rows: np.ndarray) -> Any:
+    """The samples of a tensor, an array, or a tuple or dict of them, as tensors."""
+    import torch
+
+    from fedglad.core import batch
+
+    return batch.tree_map(lambda leaf: torch.as_tensor(leaf)[rows], tree)
 
 
 def held_out(federation: Any, share: float, seed: int = 0) -> Any:
