@@ -183,14 +183,17 @@ def _trial(
     try:
         with threads(1), torch.random.fork_rng(devices=[]):
             inputs = prepare(x, False)
-            with torch.no_grad():
-                twin.eval()
-                if sees_scores_alone(task) and (
-                    wrong := _misfit_of(task, scores_of(twin, inputs), y)
-                ):
+            scores: Any = None
+            if sees_scores_alone(task):
+                with torch.no_grad():
+                    scores = scores_of(twin.eval(), inputs)
+                if wrong := _misfit_of(task, scores, y):
                     return wrong
             with torch.set_grad_enabled(backward):
-                loss = task.loss(twin.train(training), (prepare(x, training), y))
+                if scores is not None and not training:
+                    loss = task.loss_of(scores, y)
+                else:
+                    loss = task.loss(twin.train(training), (prepare(x, training), y))
                 if not isinstance(loss, Tensor):
                     return f"its loss is {loss!r}, a {type(loss).__name__} and not a tensor"
                 if loss.dim():
@@ -205,7 +208,10 @@ def _trial(
                 if backward:
                     loss.backward()
             with torch.no_grad():
-                sums: Any = task.metrics(twin.eval(), (inputs, y))
+                if scores is not None and type(task).metrics is ByScores.metrics:
+                    sums: Any = task.metrics_of(scores, y)
+                else:
+                    sums = task.metrics(twin.eval(), (inputs, y))
             if wrong := _wrong_metrics(task, sums, score_of(task).name):
                 return wrong
     except ValueError as error:
