@@ -185,6 +185,11 @@ def unpartitioned(indices: list[np.ndarray]) -> str:
     return str(caught.value)
 
 
+class Chosen(Own):
+    def validation_set(self) -> tuple[Any, Any]:
+        return self.x[:3], [0, 7, 1]
+
+
 class Nobody(Own):
     def __init__(self, x: Any, y: Any) -> None:
         super().__init__(x, y)
@@ -303,6 +308,10 @@ MISTAKES: dict[str, tuple[Callable[[], str], str]] = {
     "a label beyond the classes": (
         refused(data=changed(-1, 3, of="y")),
         "gives scores of shape (1, 3) for one input: 4 classes need (1, 4)",
+    ),
+    "a label of the validation set": (
+        refused(data=Chosen(classes().x, classes().targets)),
+        "the samples of the validation set: a label is 7, but the model has scores for 0 … 2",
     ),
     "NaN everywhere": (
         refused(data=changed(slice(None), math.nan)),

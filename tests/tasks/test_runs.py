@@ -95,6 +95,29 @@ def test_only_the_adapters_of_a_language_model_train(engine: str, data: Any):
     assert rounds[-1].scored() < rounds[0].scored()
 
 
+@pytest.mark.parametrize("name", ["tuple", "dict", "multilabel", "segmentation", "next-token"])
+def test_a_validation_set_is_taken_out_of_any_samples(name: str):
+    case = CASES[name]
+    model = built(case)
+    given = {"rounds": 2, "data__validation": 0.25}
+    serial, _, rounds = run(case, model, **given)
+    assert run(case, model, **given, engine__name="local")[0] == serial
+    assert not any(found.record.rejected for found in rounds)
+    for found in serial:
+        assert found["validation_loss"] > 0
+        assert found["validation_loss"] != found["test_loss"]
+
+
+@pytest.mark.parametrize("name", ["tuple", "next-token"])
+def test_clients_are_asked_for_the_loss_of_their_task(name: str):
+    case = CASES[name]
+    model = built(case)
+    serial = run(case, model, rounds=2, sampler__name="power-of-choice")[0]
+    local = run(case, model, rounds=2, sampler__name="power-of-choice", engine__name="local")[0]
+    assert serial == local
+    assert serial != run(case, model, rounds=2)[0]
+
+
 # --------------------------------------------------------------------------------------- resuming
 
 

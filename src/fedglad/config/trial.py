@@ -14,6 +14,7 @@ from fedglad.core import batch
 from fedglad.core.layout import twin as copied
 from fedglad.core.threads import threads
 from fedglad.data.federation import Federation
+from fedglad.data.validation import validation_of
 from fedglad.records import SHARES
 from fedglad.tasks.base import (
     ByLoss,
@@ -116,10 +117,18 @@ def try_task(
         raise ValueError(_cannot(task, "trained", "client 0", faults[0]))
     if wrong := _trial(model, task, test, prepare, training=False):
         raise ValueError(_cannot(task, "measured", "the test set", wrong))
+    chosen: Any = validation_of(data)
+    if chosen is not None and (wrong := _unusable(chosen, kind)):
+        wrong = wrong.replace("the client has", "it has")
+        raise ValueError(f"the data's validation set cannot be used: {wrong}")
     if sees_scores_alone(task):
         scores = _scores(model, batch.rows_of(held[0], slice(1)), prepare)
         if wrong := _misfit_of(task, scores, held[1]):
             raise ValueError(_cannot(task, "measured", "the test set", wrong))
+        if chosen is not None and (
+            wrong := _misfit_of(task, scores, batch.samples(chosen, *kind)[1])
+        ):
+            raise ValueError(_cannot(task, "measured", "the validation set", wrong))
         all_y = getattr(data, "y", None)
         if isinstance(all_y, Tensor) and len(all_y) and (wrong := task.misfit(scores, all_y)):
             raise ValueError(_cannot(task, "trained", "all clients", wrong))
@@ -174,14 +183,17 @@ def _trial(
     try:
         with threads(1), torch.random.fork_rng(devices=[]):
             inputs = prepare(x, False)
-            with torch.no_grad():
-                twin.eval()
-                if sees_scores_alone(task) and (
-                    wrong := _misfit_of(task, scores_of(twin, inputs), y)
-                ):
+            scores: Any = None
+            if sees_scores_alone(task):
+                with torch.no_grad():
+                    scores = scores_of(twin.eval(), inputs)
+                if wrong := _misfit_of(task, scores, y):
                     return wrong
             with torch.set_grad_enabled(backward):
-                loss = task.loss(twin.train(training), (prepare(x, training), y))
+                if scores is not None and not training:
+                    loss = task.loss_of(scores, y)
+                else:
+                    loss = task.loss(twin.train(training), (prepare(x, training), y))
                 if not isinstance(loss, Tensor):
                     return f"its loss is {loss!r}, a {type(loss).__name__} and not a tensor"
                 if loss.dim():
@@ -196,7 +208,10 @@ def _trial(
                 if backward:
                     loss.backward()
             with torch.no_grad():
-                sums: Any = task.metrics(twin.eval(), (inputs, y))
+                if scores is not None and type(task).metrics is ByScores.metrics:
+                    sums: Any = task.metrics_of(scores, y)
+                else:
+                    sums = task.metrics(twin.eval(), (inputs, y))
             if wrong := _wrong_metrics(task, sums, score_of(task).name):
                 return wrong
     except ValueError as error:

@@ -140,7 +140,7 @@ class HeldOut:
         if counts is None or k not in self._gives:
             return counts
         held = np.asarray(self._held(k)[1])
-        return counts - np.bincount(held, minlength=len(counts))
+        return counts - np.bincount(held[held >= 0], minlength=len(counts))  # −100 is no label
 
     def _taken(self, k: int, n: int) -> np.ndarray:
         return taken(self.seed, k, n, self.share) if k in self._gives else np.arange(0)
