@@ -98,7 +98,7 @@ MORE: dict[str, dict[str, Any]] = {
         "rounds": 6,
         "eval_clients": "all",
         "eval_clients_every": 1,
-        "stop_after": 2,
+        "stop_after": 1,  # after two rounds
     },
     "adam": {"server.name": "adam", "server.lr": 0.01},
     "momentum, fedadp": {"server.name": "momentum", "weighting.name": "fedadp"},
