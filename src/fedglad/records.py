@@ -338,8 +338,9 @@ class Score:
             return None
         given = cast("Mapping[Any, Any]", raw)
         name, higher = given.get("name"), given.get("higher")
-        known = isinstance(name, str) and isinstance(higher, bool)
-        return cls(name, higher) if known and METRIC.fullmatch(name) else None
+        if not isinstance(name, str) or not isinstance(higher, bool):
+            return None
+        return cls(name, higher) if METRIC.fullmatch(name) else None
 
 
 ACCURACY = Score()

@@ -45,8 +45,8 @@ def tune(
         str | None,
         one_of(
             "fedglad.runs.tuning:METRICS",
-            "What judges: train_loss, or a score such as last10_validation_accuracy; by default the "
-            "latter if there is a validation set.",
+            "What judges: train_loss, or a score such as last10_validation_accuracy, which is the "
+            "default where there is a validation set.",
         ),
     ] = None,
     jobs: Jobs = None,
@@ -119,7 +119,9 @@ def show_tuning(tuning: "Tuning") -> None:
         made.add_row(figure, *values, escape(str(trial.folder)))
     print_wide(made)
     what = "the mean training loss" if tuning.metric == "train_loss" else tuning.metric
-    less = "" if tuning.score.higher or tuning.metric == "train_loss" else ", of which less is better,"
+    less = (
+        "" if tuning.score.higher or tuning.metric == "train_loss" else ", of which less is better,"
+    )
     say(
         f"\nThe score is {what}{less} over the first {tuning.rounds} of "
         f"{tuning.full_rounds} rounds. The runs are shortened to these: no result of theirs stands "

@@ -42,7 +42,7 @@ class Number:
     def averaged(self) -> "Number | None":
         """The same of the average of a run's models; None if it is of that."""
         other = _AVERAGED.get(self.readout)
-        return other and replace(self, readout=other) or None
+        return (other and replace(self, readout=other)) or None
 
     @classmethod
     def named(cls, name: str) -> "Number | None":
@@ -68,7 +68,8 @@ def score_of(
 def metrics_in(rounds: Iterable[Mapping[str, Any]], score: Score) -> list[str]:
     """The metrics that records have, the score first; of classification the loss is none of them.
 
-    >>> metrics_in([{"test_loss": 0.5, "test_accuracy": None, "test_mae": 2.0}], Score("mae", False))
+    >>> record = {"test_loss": 0.5, "test_accuracy": None, "test_mae": 2.0}
+    >>> metrics_in([record], Score("mae", higher=False))
     ['mae', 'loss']
     """
     left_out = {"loss"} if score == ACCURACY else set[str]()

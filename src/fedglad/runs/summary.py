@@ -19,9 +19,7 @@ from fedglad.runs.scores import Number, metrics_in, score_of
 LAST = 10  # tests that a result is the mean of
 
 
-def figures(
-    rounds: Sequence[Mapping[str, Any]], score: Score | None = None
-) -> dict[str, Any]:
+def figures(rounds: Sequence[Mapping[str, Any]], score: Score | None = None) -> dict[str, Any]:
     """The numbers of a run, from its records alone; one that was never measured is None.
 
     The score is that of the records, unless it is given.
@@ -51,9 +49,7 @@ def _means(
     """
     last10, final = (Number(when, readout, metric) for when in ("last10", "final"))
     tested = [v for r in rounds if (v := number(r.get(last10.field))) is not None]
-    named = readout == "test" or (
-        readout == "averaged" and any(last10.field in r for r in rounds)
-    )
+    named = readout == "test" or (readout == "averaged" and any(last10.field in r for r in rounds))
     if not tested and not (always and named):
         return {}
     last = tested[-LAST:]

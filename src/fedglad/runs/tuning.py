@@ -1,6 +1,7 @@
 """Tuning: settings from grids, judged by the first rounds.
 
-What judges is the training loss, as in the paper, or the score on a validation set, if there is one.
+What judges is the training loss, as in the paper, or the score on a validation set, if there is
+one.
 A trial is an ordinary run that is shortened to these rounds, and all trials are a sweep, sorted by
 score. What is finished is known from the runs' own folders.
 """
