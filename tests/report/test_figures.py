@@ -554,7 +554,7 @@ def test_a_summary_counts_where_rounds_are_missing_and_not_where_it_is_wrong(tmp
     (folder / "summary.json").write_text(json.dumps(wrong))
     told = payload([read(folder)])
     assert tiles(told)["Accuracy, last 3 tests"][0] == "40.0 %"
-    said = "summary.json has an accuracy of 90.00 %, its rounds have 40.00 %: the rounds count."
+    said = "summary.json has accuracy 90.00 %, its rounds have 40.00 %: the rounds count."
     assert said in told["notes"]
 
 

@@ -246,7 +246,9 @@ class _Chosen:
 
 def _chosen_number(entries: Sequence[Entry], metric: str | None) -> _Chosen:
     """What is asked for; else what the runs' one score says."""
-    scores = {entry.score: entry.folder for entry in entries}
+    scores: dict[Score, Path] = {}
+    for entry in entries:
+        scores.setdefault(entry.score, entry.folder)
     if metric is None and len(scores) > 1:
         (one, there), (other, elsewhere), *_ = scores.items()
         raise CompareError(
