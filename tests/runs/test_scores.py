@@ -440,8 +440,9 @@ def test_without_a_validation_set_tune_is_as_it_was(tmp_path: Path):
     search = searched(tmp_path)
     assert search.metric == "train_loss"
     assert "last10_mae" in search.metrics
+    known = combinations("digits", ["client.lr=0.01,0.1"], {"rounds": 3}, tmp_path)
     with pytest.raises(ConfigError, match=r"needs a validation set: --set data\.validation"):
-        result(search, metric="last10_validation_mae")
+        result(known, metric="last10_validation_accuracy")
     with pytest.raises(ConfigError, match="'last10_accuracy' is no score: choose from train_loss"):
         result(search, metric="last10_accuracy")
     for one in search.tasks:
@@ -451,6 +452,26 @@ def test_without_a_validation_set_tune_is_as_it_was(tmp_path: Path):
     assert found.best is not None
     assert found.best.settings == {"client.lr": 0.1}
     assert any("chosen by the test set" in note for note in found.notes)
+
+
+def bringing() -> Any:
+    """The same with a validation set of its own: the last client's samples."""
+    data = numbers()
+    rows = np.split(np.arange(72), 6)
+    x, y = data.test()
+    return Partitioned(data.x, data.y, x, y, rows[:5], validation=rows[5])
+
+
+def test_data_that_bring_their_validation_set_may_be_tuned_by_it(tmp_path: Path):
+    search = searched(tmp_path, data__name=f"{HERE}:bringing")
+    assert search.metric == "train_loss"  # it is not known before they are loaded
+    for one in search.tasks:
+        execute(one.name, one.config, out=one.folder)
+    found = result(search, metric="last10_validation_mae")
+    assert found.best is not None
+    assert found.best.settings == {"client.lr": 0.1}
+    said = "there is a validation set to choose by: --metric last10_validation_mae"
+    assert said in result(search, metric="last10_mae").notes
 
 
 # ------------------------------------------------------------------------------------- controls

@@ -64,9 +64,14 @@ class Search:
 
     @property
     def metrics(self) -> list[str]:
-        """What may judge: never the test set, where there is a validation set."""
+        """What may judge: never the test set, where there is a validation set.
+
+        Data of one's own may bring one that is not known before they are loaded.
+        """
         metrics = metrics_in([{"test_loss": 0.0}], self.score)
-        readouts = [r for r in READOUTS if r.endswith("validation") == self.validated]
+        own = any(":" in task.config.to_dict()["data"]["name"] for task in self.tasks)
+        held_out = {True} if self.validated else {False, own}
+        readouts = [r for r in READOUTS if r.endswith("validation") in held_out]
         whens = ("last10", "final")
         return [METRIC, *(Number(w, r, m).name for m in metrics for r in readouts for w in whens)]
 
@@ -186,6 +191,9 @@ def result(search: Search, ends: Sequence[Event] = (), *, metric: str | None = N
         notes.append("chosen by the validation set: the test set was not looked at")
     elif judged:
         notes.append("chosen by the test set: it can no longer tell how good the choice is")
+        by = Number("last10", "validation", judged.metric).name
+        if best and by in (Run(Path(best.folder)).summary or {}):
+            notes.append(f"there is a validation set to choose by: --metric {by}")
     found = dict(search.grid), trials, best, notes, metric, score
     return Tuning(search.rounds, search.full_rounds, *found)
 
