@@ -9,10 +9,10 @@ import typer
 
 from fedglad.cli.console import console, escape, mistakes, note, print_json, print_wide, say, table
 from fedglad.cli.options import BASELINE, AsJson
-from fedglad.records import Score
 
 if TYPE_CHECKING:
     from fedglad.analysis.comparison import Comparison, Difference, Group
+    from fedglad.records import Score
 
 app = typer.Typer()
 
@@ -75,6 +75,8 @@ def show_comparison(comparison: Comparison) -> None:
 
 def _row(group: Group, comparison: Comparison) -> dict[str, str]:
     """A group's cells by the heads of their columns."""
+    from fedglad.records import Score
+
     numbers = (_number(x, comparison) for x in (group.mean, group.std) if x is not None)
     metric = f"{comparison.metric}{_unit(comparison.score)}"
     cells = {"n": str(len(group.values)), metric: " ± ".join(numbers)}
