@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -247,6 +248,14 @@ class Record:
 SHARES = ("accuracy", "f1", "iou", "dice")
 """How the name of a metric ends that is a share of one, and is shown as a percentage."""
 
+FALLING = ("loss", "error", "mae", "mse", "perplexity", "seconds", "skipped")
+"""How the name of a number ends of which less is better, where a task does not say it."""
+
+METRIC = re.compile("[a-z0-9_]{1,40}")
+"""The name of a metric in records."""
+
+_WORDS = {"mae": "MAE", "mse": "MSE", "rmse": "RMSE", "f1": "F1", "iou": "IoU", "r2": "R²"}
+
 
 @dataclass(frozen=True)
 class Score:
@@ -264,19 +273,74 @@ class Score:
         """Whether it is a share of one."""
         return self.name.endswith(SHARES)
 
+    @property
+    def unit(self) -> float:
+        """What a value is multiplied with to be shown."""
+        return 100.0 if self.share else 1.0
+
+    @property
+    def sign(self) -> int:
+        """1 if more is better, −1 if less is."""
+        return 1 if self.higher else -1
+
+    @property
+    def words(self) -> str:
+        """Its name as people write it.
+
+        >>> Score("mean_iou").words, Score("mae", higher=False).words
+        ('mean IoU', 'MAE')
+        """
+        return " ".join(_WORDS.get(word, word) for word in self.name.split("_") if word) or "score"
+
+    @property
+    def title(self) -> str:
+        """The same at the head of a line."""
+        return f"{self.words[:1].upper()}{self.words[1:]}"
+
     def better(self, new: float, old: float) -> bool:
         """Whether the new one is better than the old."""
         return new > old if self.higher else new < old
 
-    def text(self, value: float | None) -> str:
-        """The number as people read it."""
+    def text(self, value: float | None, digits: int = 1, sign: str = "") -> str:
+        """The number as people read it; a share is a percentage with so many digits."""
         if value is None:
             return "–"
-        return f"{100 * value:.1f} %" if self.share else f"{value:.4g}"
+        return f"{self.figure(value, digits, sign)}{' %' if self.share else ''}"
+
+    def figure(self, value: float, digits: int = 2, sign: str = "") -> str:
+        """The same without its unit, as a table's column has it.
+
+        >>> Score().figure(0.8125), Score("mae", higher=False).figure(-0.25, sign="+")
+        ('81.25', '-0.25')
+        """
+        return f"{100 * value:{sign}.{digits}f}" if self.share else f"{value:{sign}.4g}"
+
+    def of(self, metric: str) -> Score:
+        """Another metric of the same task, and whether more of it is better, by its name.
+
+        >>> Score().of("perplexity"), Score("r2").of("r2")
+        (Score(name='perplexity', higher=False), Score(name='r2', higher=True))
+        """
+        return self if metric == self.name else Score(metric, not metric.endswith(FALLING))
 
     def to_dict(self) -> dict[str, Any]:
         """As a record has it."""
         return {"name": self.name, "higher": self.higher}
+
+    @classmethod
+    def read(cls, raw: Any) -> Score | None:
+        """What `to_dict` gave; None for anything else.
+
+        >>> Score.read({"name": "mae", "higher": False}), Score.read({"name": "<b>", "higher": 1})
+        (Score(name='mae', higher=False), None)
+        """
+        if not isinstance(raw, Mapping):
+            return None
+        given = cast("Mapping[Any, Any]", raw)
+        name, higher = given.get("name"), given.get("higher")
+        if not isinstance(name, str) or not isinstance(higher, bool):
+            return None
+        return cls(name, higher) if METRIC.fullmatch(name) else None
 
 
 ACCURACY = Score()

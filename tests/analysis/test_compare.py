@@ -865,7 +865,7 @@ def test_a_long_label_is_not_cut_in_a_pipe(finished: Any):
 def test_json_has_everything(pairs: list[Path]):
     result = call("compare", *pairs, "--json", "--baseline", "none")
     found = json.loads(result.stdout)
-    assert found.keys() == {"metric", "baseline", "groups", "notes"}
+    assert found.keys() == {"metric", "baseline", "groups", "notes", "score", "tested", "final"}
     assert found["groups"][0].keys() == {
         *("label", "config", "runs", "seeds", "values", "mean", "std", "final_mean", "difference"),
         *("control_of", "factors", "over_control", "stability", "curves"),

@@ -332,6 +332,7 @@ LISTS = {
     "datasets": REGISTRIES["data"],
     "partitions": partition.REGISTRY,
     "models": REGISTRIES["model"],
+    "tasks": REGISTRIES["task"],
     "clients": REGISTRIES["client"],
     "samplers": REGISTRIES["sampler"],
     "optimizers": REGISTRIES["server"],

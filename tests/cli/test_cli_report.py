@@ -39,7 +39,7 @@ def test_a_page_in_the_runs_folder(tmp_path: Path):
         f"Page: {folder / 'report.html'}",
     ]
     told = shown(folder / "report.html")
-    assert (told["title"], told["runs"][0]["accuracy"]) == ("run", [20, 40, 60])
+    assert (told["title"], told["runs"][0]["scores"]) == ("run", [20, 40, 60])
 
 
 def test_several_runs_here_or_where_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

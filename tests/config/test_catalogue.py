@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 ROWS = [(section, name) for section in FAMILIES for name in REGISTRIES[section]]
 OURS = {
     *("uniform", "scripted", "none", "fixed", "equal"),  # there is nobody to name
+    *REGISTRIES["task"],
     *("pooled", "aligned", "clients", "distrust", "strat"),  # these are our own
 }
 

@@ -47,7 +47,7 @@ def test_the_columns_of_a_run(tmp_path: Path):
     assert run["rounds"] == [1, 2]  # people count from 1
     assert run["status"] == ["stepped", "skipped"]
     assert run["reason"] == [None, "no update"]
-    assert run["accuracy"] == [12.346, None]  # percent, 5 digits
+    assert run["scores"] == [12.346, None]  # percent, 5 digits
     assert run["test_loss"] == [None, 0.6]
     assert run["train_loss"] == [0.75, 0.75]
     assert run["gsi"] == [2, None]
@@ -426,7 +426,7 @@ def test_the_headline_of_one_run(tmp_path: Path):
     assert told["groups"] == [
         {"label": "data.name=digits adapter.name=glad", "baseline": False, "runs": [0]}
     ]
-    assert (told["version"], told["title"], told["live"]) == (1, tmp_path.name, None)
+    assert (told["version"], told["title"], told["live"]) == (2, tmp_path.name, None)
 
 
 def test_the_headline_names_the_averaged_model(tmp_path: Path):
@@ -554,7 +554,7 @@ def test_a_summary_counts_where_rounds_are_missing_and_not_where_it_is_wrong(tmp
     (folder / "summary.json").write_text(json.dumps(wrong))
     told = payload([read(folder)])
     assert tiles(told)["Accuracy, last 3 tests"][0] == "40.0 %"
-    said = "summary.json has an accuracy of 90.00 %, its rounds have 40.00 %: the rounds count."
+    said = "summary.json has accuracy 90.00 %, its rounds have 40.00 %: the rounds count."
     assert said in told["notes"]
 
 

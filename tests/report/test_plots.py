@@ -31,7 +31,7 @@ def a_run(name: str = "run1", *, group: int = 0, shift: float = 0.0, groups: int
         "label": "adapter.name=glad",
         "group": group,
         "rounds": rounds,
-        "accuracy": [50 + 3 * t + 10 * shift if t % 2 else None for t in range(T)],
+        "scores": [50 + 3 * t + 10 * shift if t % 2 else None for t in range(T)],
         "test_loss": [2.0 / t for t in rounds],
         "train_loss": [1.5 / t for t in rounds],
         "gsi": gsi,
@@ -50,7 +50,9 @@ def a_run(name: str = "run1", *, group: int = 0, shift: float = 0.0, groups: int
 def a_payload(*runs: Any, groups: list[Any] | None = None) -> dict[str, Any]:
     runs = runs or (a_run(),)
     one = [{"label": "adapter.name=glad", "baseline": False, "runs": list(range(len(runs)))}]
-    return {"version": 1, "title": "t", "groups": groups or one, "runs": list(runs)}
+    score = {"name": "accuracy", "words": "accuracy", "share": True}
+    shown = {"groups": groups or one, "runs": list(runs)}
+    return {"version": 2, "title": "t", "score": score, **shown}
 
 
 def texts(path: Path) -> list[str]:
@@ -250,7 +252,7 @@ def test_a_chart_without_data_is_left_out_and_named(tmp_path: Path):
 
 def test_a_flower_run_without_test_figures_is_drawn(tmp_path: Path):
     run = a_run()
-    run["accuracy"], run["test_loss"], run["similarity"] = [None] * T, [None] * T, None
+    run["scores"], run["test_loss"], run["similarity"] = [None] * T, [None] * T, None
     drawn = texts(plots.write(a_payload(run), tmp_path, "svg")[0])
     assert "GSI" in drawn
     assert "test accuracy (%)" not in drawn
@@ -271,7 +273,7 @@ def test_each_run_has_its_own_files(tmp_path: Path):
 def test_a_run_of_one_round_is_drawn(tmp_path: Path):
     run = {k: v[:1] if isinstance(v, list) else v for k, v in a_run().items()}
     run["heat"] = {"groups": ["g"], "scale": [[1.0]], "ratio": [[None]]}
-    run["fit"], run["accuracy"] = None, [10.0]
+    run["fit"], run["scores"] = None, [10.0]
     assert len(plots.write(a_payload(run), tmp_path, "png")) == 3
 
 

@@ -377,7 +377,7 @@ def check(folder: Path) -> None:
         return
     assert json.loads(page.data(told)) == told  # JSON without NaN
     (run,) = told["runs"]
-    per_round = ("status", "reason", "accuracy", "test_loss", "train_loss", "gsi", "usual", "alarm")
+    per_round = ("status", "reason", "scores", "test_loss", "train_loss", "gsi", "usual", "alarm")
     assert {len(run[key]) for key in (*per_round, "cohorts", "sizes", "rejections")} == {
         len(run["rounds"])
     }

@@ -23,25 +23,23 @@ from fedglad.analysis.statistics import Stability, interval, spread, stability
 from fedglad.config.keys import SEEDS
 from fedglad.config.keys import label as label_of
 from fedglad.config.presets import shortened
+from fedglad.records import ACCURACY, Score
 from fedglad.runs.line import number
 from fedglad.runs.reader import CHANGED, Lines, Run, RunError, objects, run_folders, skipped_of
+from fedglad.runs.scores import Number, score_of
 from fedglad.runs.summary import disagreement, figures
 from fedglad.runs.twins import KINDS, kind_of, made_of
 
-METRIC, FINAL = "last10_accuracy", "final_accuracy"
-AVERAGED = {METRIC: "last10_averaged_accuracy", FINAL: "final_averaged_accuracy"}
-"""What summary.json calls the same number of the average of a run's models."""
 OF_AVERAGE = " · averaged"
-CURVES = {"accuracy": "test_accuracy", "gsi": "gsi_all", "averaged": "averaged_accuracy"}
 
 
 @dataclass(frozen=True)
 class Entry:
     """A finished run: its settings with dotted keys, and its values of SEEDS.
 
-    `curves` are its numbers by round, None without any rounds. `control` is the entry of
-    control.json that makes it a control: its settings are those of its rule then, with CONTROL
-    among them.
+    `curves` are its numbers by round, None without any rounds, and `score` is that of its task.
+    `control` is the entry of control.json that makes it a control: its settings are those of its
+    rule then, with CONTROL among them.
     """
 
     folder: Path
@@ -50,6 +48,7 @@ class Entry:
     summary: Mapping[str, Any]
     curves: Mapping[str, Series] | None
     control: Mapping[str, Any] | None = None
+    score: Score = ACCURACY
 
     @property
     def kind(self) -> str:
@@ -110,7 +109,7 @@ class Group:
     values: list[float]
     mean: float
     std: float | None
-    final_mean: float
+    final_mean: float | None
     difference: Difference | None = None
     control_of: str | None = None
     factors: list[float] | None = None
@@ -127,6 +126,10 @@ class Group:
 class Comparison:
     """The groups, the baseline first, and what a reader has to know beside the numbers.
 
+    `score` says of which metric the number `metric` of summary.json is, and whether more of it is
+    better; `tested` is the metric that curves and stability are of, and `final` names the number
+    that `final_mean` is of.
+
     >>> import pathlib, tempfile
     >>> from fedglad.config import load
     >>> from fedglad.runs import execute
@@ -139,6 +142,9 @@ class Comparison:
     baseline: str
     groups: list[Group]
     notes: list[str]
+    score: Score = ACCURACY
+    tested: Score | None = ACCURACY
+    final: str = "final_accuracy"
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON types."""
@@ -146,9 +152,12 @@ class Comparison:
 
 
 def compare(
-    paths: Sequence[str | Path], *, metric: str = METRIC, baseline: str | None = None
+    paths: Sequence[str | Path], *, metric: str | None = None, baseline: str | None = None
 ) -> Comparison:
     """Compares finished runs, given as run folders or as folders of run folders.
+
+    The metric is a number of summary.json, by default the mean of the task's score over the last
+    ten tests.
 
     Groups come in the order in which they are met, each followed by the average of its models, if
     its runs kept one. The baseline is the one whose label is, or has as a part, `baseline`; by
@@ -164,9 +173,11 @@ def compare(
     ['adapter.name=none', 'adapter.name=glad']
     """
     try:
-        entries, notes = _read(run_folders(map(Path, paths), files=("config.toml",)))
+        folders = run_folders(map(Path, paths), files=("config.toml",))
+        entries, notes = _read(folders, metric)
     except (RunError, OSError) as error:
         raise CompareError(str(error)) from None
+    chosen = _chosen_number(entries, metric)
     grouping = group([(entry.settings, entry.seed) for entry in entries], baseline)
     for first, again in grouping.twice:
         notes.append(
@@ -183,14 +194,14 @@ def compare(
         if reason:
             notes.append(f"{labels[k]} is not paired with {labels[base]}: {reason}")
         paired = {} if k == base or reason else parts[base]
-        one = _group(labels[k], grouping.configs[k], parts[k], paired, metric)
-        mean = _averaged(one, parts[k], parts[base] if paired or k == base else {}, metric)
+        one = _group(labels[k], grouping.configs[k], parts[k], paired, chosen)
+        mean = _averaged(one, parts[k], parts[base] if paired or k == base else {}, chosen)
         twins = _twins(grouping, parts, k)
         # Of some controls only one row is shown.
         rows = KINDS[one.control].rows if one.control and mean and k != base else (False, True)
         for row, averaged in ((one, False), (mean, True)):
             if row and averaged in rows:
-                groups.append(_over_controls(row, parts[k], twins, metric, averaged=averaged))
+                groups.append(_over_controls(row, parts[k], twins, chosen, averaged=averaged))
         notes += _chosen(labels[k], parts[k])
         lengths |= {settings[k].get("rounds"): None} if k == base or paired else {}
     if len(lengths) > 1:
@@ -203,10 +214,63 @@ def compare(
         notes.append(f"all runs are shortened: {short[0]}")
     else:
         notes += [f"{labels[k]} is shortened: {fewer}" for k, fewer in enumerate(short) if fewer]
-    return Comparison(metric, labels[base], groups, notes)
+    return Comparison(
+        chosen.name,
+        labels[base],
+        groups,
+        notes,
+        score=chosen.score,
+        tested=chosen.tested,
+        final=chosen.final,
+    )
 
 
-def _read(folders: Iterable[Path]) -> tuple[list[Entry], list[str]]:
+@dataclass(frozen=True)
+class _Chosen:
+    """The number of summary.json that runs are compared by, and those that go with it.
+
+    `averaged` is the same of the average of their models, `final` that of the last test; both are
+    empty where there is none. `tested` is the metric whose curves are shown, None if runs have
+    different ones.
+    """
+
+    name: str
+    score: Score
+    tested: Score | None
+    averaged: str
+    final: str
+
+    @property
+    def of_average(self) -> "_Chosen":
+        """What a row for the averages has in their place."""
+        final = Number.named(self.final)
+        theirs = final.averaged if final else None
+        return replace(self, name=self.averaged, final=theirs.name if theirs else self.final)
+
+
+def _chosen_number(entries: Sequence[Entry], metric: str | None) -> _Chosen:
+    """What is asked for; else what the runs' one score says."""
+    scores: dict[Score, Path] = {}
+    for entry in entries:
+        scores.setdefault(entry.score, entry.folder)
+    if metric is None and len(scores) > 1:
+        (one, there), (other, elsewhere), *_ = scores.items()
+        raise CompareError(
+            f"the runs have different scores, {one.words} ({there}) and {other.words} "
+            f"({elsewhere}): compare those of one task, or choose a --metric that all have"
+        )
+    score = entries[0].score
+    metric = metric or Number("last10", "test", score.name).name
+    if number := Number.named(metric):
+        score, averaged = score.of(number.metric), number.averaged
+        final = replace(number, when="final").name
+        return _Chosen(metric, score, score, averaged.name if averaged else "", final)
+    tested = score if len(scores) == 1 else None
+    final = Number("final", "test", tested.name).name if tested else ""
+    return _Chosen(metric, score.of(metric), tested, "", final)
+
+
+def _read(folders: Iterable[Path], metric: str | None) -> tuple[list[Entry], list[str]]:
     """The finished runs, and a note for each of the others."""
     entries, notes, tried = list[Entry](), list[str](), 0
     for run in map(Run, folders):
@@ -221,16 +285,16 @@ def _read(folders: Iterable[Path]) -> tuple[list[Entry], list[str]]:
         records = objects(lines.records)
         summary, doubts = _believed(run, config, summary, lines)
         notes += [f"{run.folder}: {doubt}" for doubt in doubts]
-        curves = None
+        curves, score = None, score_of(records, summary)
         if records and not lines.damage:  # whole records of many runs would fill the memory
-            curves = {name: series(records, key) for name, key in CURVES.items()}
+            curves = _curves(records, score, metric)
         controls = run.controls(config)
         itself = not controls or any(one.get("asked") for one in controls)
         shown = [one for one in controls if kind_of(one) != "trial"]
         for control in [*([None] if itself else []), *shown]:
             settings = settings_of(config, summary, control)
             seed = pop_seed(settings)
-            entries.append(Entry(run.folder, settings, seed, summary, curves, control))
+            entries.append(Entry(run.folder, settings, seed, summary, curves, control, score))
         if not itself and not shown:
             tried += 1
             continue
@@ -241,6 +305,15 @@ def _read(folders: Iterable[Path]) -> tuple[list[Entry], list[str]]:
     if not entries:
         raise CompareError("; ".join(["there is no finished run to compare", *notes]))
     return entries, notes
+
+
+def _curves(
+    records: Sequence[Mapping[str, Any]], score: Score, metric: str | None
+) -> dict[str, Series]:
+    """The metric that is compared, else the score, of the model and of the average; and GSI."""
+    number = Number.named(metric or "") or Number("last10", "test", score.name)
+    fields = {"score": f"test_{number.metric}", "averaged": f"averaged_{number.metric}"}
+    return {name: series(records, key) for name, key in {**fields, "gsi": "gsi_all"}.items()}
 
 
 def _believed(
@@ -260,7 +333,7 @@ def _believed(
     return summary, doubts
 
 
-def _group(name: str, config: dict[str, Any], cell: Cell, base: Cell, metric: str) -> Group:
+def _group(name: str, config: dict[str, Any], cell: Cell, base: Cell, chosen: _Chosen) -> Group:
     controls = [entry.control for entry in cell.values() if entry.control]
     factors = [entry["factor"] for entry in controls if "factor" in entry]
     kind = next(iter(cell.values())).kind
@@ -277,41 +350,47 @@ def _group(name: str, config: dict[str, Any], cell: Cell, base: Cell, metric: st
         control_of=name.removeprefix("control of ") if kind == "mean" else None,
         factors=factors or None,
         control=kind or None,
-        **_numbers(cell, base, metric, metric, {"accuracy": "accuracy", "gsi": "gsi"}),
+        **_numbers(cell, base, chosen, chosen, {"score": "", "gsi": "gsi"}),
     )
 
 
-def _averaged(newest: Group, cell: Cell, base: Cell, metric: str) -> Group | None:
+def _averaged(newest: Group, cell: Cell, base: Cell, chosen: _Chosen) -> Group | None:
     """The row below a group: the average of its runs' models, if every run tested one."""
-    theirs = AVERAGED.get(metric, "")
-    if not all(entry.has(theirs) for entry in cell.values()):
+    theirs = chosen.of_average
+    if not all(entry.has(theirs.name) for entry in cell.values()):
         return None
     return replace(
         newest,
         label=f"{newest.label}{OF_AVERAGE}",
         averaged_of=newest.label,
-        over_newest=_difference(cell, cell, metric, theirs),
-        **_numbers(cell, base, metric, theirs, {"accuracy": "averaged"}),
+        over_newest=_difference(cell, cell, chosen.name, theirs.name),
+        **_numbers(cell, base, chosen, theirs, {"averaged": ""}),
     )
 
 
 def _numbers(
-    cell: Cell, base: Cell, metric: str, theirs: str, named: Mapping[str, str]
+    cell: Cell, base: Cell, chosen: _Chosen, theirs: _Chosen, named: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The fields of a row that are numbers: `theirs` of its runs, minus `metric` of the base."""
-    values = [entry.value(theirs) for entry in cell.values()]
-    final = AVERAGED[FINAL] if theirs in AVERAGED.values() else FINAL
+    """The fields of a row that are numbers: `theirs` of its runs, minus those chosen of the base.
+
+    `named` has the curves of a run that the row has, its score first, which is called as it is.
+    """
+    values = [entry.value(theirs.name) for entry in cell.values()]
+    final = [entry.value(theirs.final) for entry in cell.values() if entry.has(theirs.final)]
     curves = [entry.curves for entry in cell.values() if entry.curves is not None]
     numbers: dict[str, Any] = {
         "values": values,
         "mean": fmean(values),
         "std": spread(values),
-        "final_mean": fmean(entry.value(final) for entry in cell.values()),
-        "difference": _difference(cell, base, metric, theirs) if base else None,
+        "final_mean": fmean(final) if len(final) == len(cell) else None,
+        "difference": _difference(cell, base, chosen.name, theirs.name) if base else None,
     }
-    if len(curves) == len(cell):  # else a run has no rounds
-        numbers["stability"] = stability([[*one[named["accuracy"]].values()] for one in curves])
-        numbers["curves"] = {k: curve(one[key] for one in curves) for k, key in named.items()}
+    if len(curves) == len(cell) and (tested := chosen.tested):  # else a run has no rounds
+        scores = [[*one[next(iter(named))].values()] for one in curves]
+        numbers["stability"] = stability(scores, higher=tested.higher)
+        numbers["curves"] = {
+            name or tested.name: curve(one[key] for one in curves) for key, name in named.items()
+        }
     return numbers
 
 
@@ -326,10 +405,10 @@ def _twins(grouping: Grouping, parts: Sequence[Cell], k: int) -> dict[str, Cell]
 
 
 def _over_controls(
-    row: Group, cell: Cell, twins: Mapping[str, Cell], metric: str, *, averaged: bool
+    row: Group, cell: Cell, twins: Mapping[str, Cell], chosen: _Chosen, *, averaged: bool
 ) -> Group:
     """The row of a rule with its differences to its controls, newest to newest model."""
-    which = AVERAGED[metric] if averaged else metric
+    which = chosen.averaged if averaged else chosen.name
     over: dict[str, Difference] = {}
     mean: Difference | None = None
     for label, twin in twins.items():

@@ -10,7 +10,7 @@ LAST = 10  # tests that a result is the mean of
 
 @dataclass(frozen=True)
 class Stability:
-    """The test accuracy over the second half of the rounds: its std and its worst round.
+    """The score on the test set over the second half of the rounds: its std and its worst round.
 
     `std` and `worst` are means over the runs, `stds` and `worsts` have each run's own.
     """
@@ -81,12 +81,16 @@ def _within(theta: float, df: int) -> float:
     return 2 / math.pi * (theta + total) if odd else total
 
 
-def stability(accuracies: Sequence[Sequence[float]]) -> Stability | None:
-    """Of runs that were all tested twice or more in their second half; else there is none."""
-    ends = [second_half(values) for values in accuracies]
+def stability(scores: Sequence[Sequence[float]], *, higher: bool = True) -> Stability | None:
+    """Of runs that were all tested twice or more in their second half; else there is none.
+
+    `higher` says that more is better: then the least is the worst.
+    """
+    worst = min if higher else max
+    ends = [second_half(values) for values in scores]
     if not ends or any(len(end) < 2 for end in ends):
         return None
-    stds, worsts = [stdev(end) for end in ends], [min(end) for end in ends]
+    stds, worsts = [stdev(end) for end in ends], [worst(end) for end in ends]
     return Stability(fmean(stds), fmean(worsts), stds, worsts)
 
 

@@ -12,6 +12,7 @@ from fedglad.cli.options import BASELINE, AsJson
 
 if TYPE_CHECKING:
     from fedglad.analysis.comparison import Comparison, Difference, Group
+    from fedglad.records import Score
 
 app = typer.Typer()
 
@@ -19,10 +20,13 @@ app = typer.Typer()
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Runs' folders, or folders of them.")],
-    metric: Annotated[str, typer.Option(help="Which number of summary.json.")] = "last10_accuracy",
+    metric: Annotated[
+        str | None,
+        typer.Option(help="Which number of summary.json; by default the score, last10_accuracy."),
+    ] = None,
     baseline: Annotated[str | None, typer.Option(help=BASELINE)] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw accuracy and GSI by round to this file.")
+        Path | None, typer.Option(help="Draw the score and GSI by round to this file.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -49,13 +53,15 @@ def show_comparison(comparison: Comparison) -> None:
     # A column in which no group has anything is left out.
     heads = [head for head in rows[0] if any(row[head] for row in rows)]
     made = table("", *heads)
-    if len(comparison.groups) > 1:
-        made.caption = escape(f"Baseline: {comparison.baseline}")
+    less = [] if comparison.score.higher else [f"of {comparison.metric} less is better"]
+    based = [f"Baseline: {comparison.baseline}"] if len(comparison.groups) > 1 else []
+    if based or less:
+        made.caption = escape("; ".join([*based, *less]))
         made.caption_justify, made.caption_style = "left", "none"
     for group, row in zip(comparison.groups, rows, strict=True):
         made.add_row(escape(group.label), *(row[head] for head in heads))
     print_wide(made)
-    unit = " in percentage points" if _in_percent(comparison) else ""
+    unit = " in percentage points" if comparison.score.share else ""
     if any(group.difference for group in comparison.groups):
         say(f"\nDifferences to {comparison.baseline} by seed{unit}:")
     for group in comparison.groups:
@@ -69,11 +75,15 @@ def show_comparison(comparison: Comparison) -> None:
 
 def _row(group: Group, comparison: Comparison) -> dict[str, str]:
     """A group's cells by the heads of their columns."""
+    from fedglad.records import Score
+
     numbers = (_number(x, comparison) for x in (group.mean, group.std) if x is not None)
-    metric = f"{comparison.metric}{' %' if _in_percent(comparison) else ''}"
+    metric = f"{comparison.metric}{_unit(comparison.score)}"
     cells = {"n": str(len(group.values)), metric: " ± ".join(numbers)}
-    if comparison.metric not in ("final_accuracy", "final_averaged_accuracy"):
-        cells["final %"] = f"{100 * group.final_mean:.2f}"
+    if not comparison.metric.startswith("final_"):
+        of_final = Score(comparison.final)
+        final = "" if group.final_mean is None else of_final.figure(group.final_mean)
+        cells[f"final{_unit(of_final)}"] = final
     mean, interval = "", ""
     if any(other.difference for other in comparison.groups):
         mean, interval = ("baseline", "") if group.label == comparison.baseline else ("-", "-")
@@ -121,11 +131,11 @@ def _pair(label: str, difference: Difference, comparison: Comparison) -> str:
 
 def _show_stability(comparison: Comparison) -> None:
     steady = [(group.label, group.stability) for group in comparison.groups if group.stability]
-    if steady:
-        console.print("\nTest accuracy in the second half of the rounds, mean over the runs:")
-        made = table("", "std %", "worst round %")
+    if steady and (score := comparison.tested):
+        console.print(f"\nTest {score.words} in the second half of the rounds, mean over the runs:")
+        made = table("", *(f"{head}{_unit(score)}" for head in ("std", "worst round")))
         for name, its in steady:
-            made.add_row(escape(name), f"{100 * its.std:.2f}", f"{100 * its.worst:.2f}")
+            made.add_row(escape(name), score.figure(its.std), score.figure(its.worst))
         print_wide(made)
 
 
@@ -140,9 +150,9 @@ def _by_seed(difference: Difference, comparison: Comparison) -> str:
     )
 
 
-def _in_percent(comparison: Comparison) -> bool:
-    return comparison.metric.endswith("accuracy")
+def _unit(score: Score) -> str:
+    return " %" if score.share else ""
 
 
 def _number(value: float, comparison: Comparison, sign: str = "") -> str:
-    return f"{100 * value:{sign}.2f}" if _in_percent(comparison) else f"{value:{sign}.4g}"
+    return comparison.score.figure(value, sign=sign)

@@ -16,6 +16,7 @@ SECTIONS = {
     "datasets": "data",
     "partitions": "fedglad.data.partition:REGISTRY",
     "models": "model",
+    "tasks": "task",
     "clients": "client",
     "samplers": "sampler",
     "optimizers": "server",

@@ -10,9 +10,10 @@ import typer
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeRemainingColumn
 
 from fedglad.cli.console import complain, console, escape, say
-from fedglad.records import Record, Round
+from fedglad.records import ACCURACY, Record, Round, Score
 from fedglad.runs.control import Controls
 from fedglad.runs.folder import Interrupted, Run
+from fedglad.runs.scores import Number
 from fedglad.runs.sweeping import DONE, ENDS, Event, Task
 
 NAMED = 20  # distrusted rounds of a kind that a line names
@@ -72,7 +73,7 @@ class ShowSweep(_Live):
     ) -> None:
         """`controls` are the runs that follow those of rules."""
         super().__init__(quiet=quiet)
-        self.tasks, self.controls, self.result = len(tasks), controls, result or _accuracy
+        self.tasks, self.controls, self.result = len(tasks), controls, result or _scored
         self.usual = fmean(task.config.rounds for task in tasks) if tasks else 0.0
         self.ended, self.played, self.kept = 0, 0, 0
         self.lines: dict[Path, TaskID] = {}  # of those that run
@@ -131,43 +132,60 @@ class ShowSweep(_Live):
             say(f"{self.ended}/{self.runs}  {task.label}  {text}")
 
 
-def _accuracy(run: Run) -> str:
-    last10, final = accuracies(run.summary or {})
+def _scored(run: Run) -> str:
+    summary, score = run.summary or {}, run.score
+    last10, final = results(summary, score)
     skipped = f"; {run.skipped}" if run.skipped else ""
-    return f"accuracy {last10}, final {final}{skipped}"
+    held_out = f"; {validated}" if (validated := validation(summary, score)) else ""
+    return f"{score.words} {last10}, final {final}{held_out}{skipped}"
 
 
-def accuracies(summary: Mapping[str, Any]) -> tuple[str, str]:
+def results(
+    summary: Mapping[str, Any], score: Score = ACCURACY, readout: str = "test"
+) -> tuple[str, str]:
     """Over the last ten rounds and in the last; of the average too, where it was tested.
 
-    >>> accuracies({"last10_accuracy": 0.5, "final_accuracy": None})
+    >>> results({"last10_accuracy": 0.5, "final_accuracy": None})
     ('50.00 %', 'not measured')
     >>> averaged = {"last10_averaged_accuracy": 0.75, "final_averaged_accuracy": 0.8}
-    >>> accuracies({"last10_accuracy": 0.5, "final_accuracy": 0.4, **averaged})
+    >>> results({"last10_accuracy": 0.5, "final_accuracy": 0.4, **averaged})
     ('50.00 % (averaged 75.00 %)', '40.00 % (averaged 80.00 %)')
     """
 
-    def both(which: str) -> str:
-        averaged = summary.get(f"{which}_averaged_accuracy")
-        more = "" if averaged is None else f" (averaged {_percent(averaged)})"
-        return f"{_percent(summary[f'{which}_accuracy'])}{more}"
+    def text(number: Number | None) -> str:
+        value = summary.get(number.name) if number else None
+        return "" if value is None else score.text(value, 2)
+
+    def both(when: str) -> str:
+        newest = Number(when, readout, score.name)
+        averaged = text(newest.averaged)
+        more = f" (averaged {averaged})" if averaged else ""
+        return f"{text(newest) or 'not measured'}{more}"
 
     return both("last10"), both("final")
 
 
-def _percent(share: float | None) -> str:
-    return "not measured" if share is None else f"{100 * share:.2f} %"
+def validation(summary: Mapping[str, Any], score: Score = ACCURACY) -> str:
+    """The same of the validation set, and the best round by it; empty if there is none.
+
+    >>> validation({"last10_validation_mae": 0.5, "best_round": 6, "best_validation_mae": 0.25,
+    ...     "final_validation_mae": 0.5}, Score("mae", higher=False))
+    'validation 0.5, best 0.25 after round 7'
+    """
+    best, place = Number("best", "validation", score.name), summary.get("best_round")
+    if place is None or best.name not in summary:
+        return ""
+    last10, _ = results(summary, score, "validation")
+    return f"validation {last10}, best {score.text(summary[best.name], 2)} after round {place + 1}"
 
 
 def round_line(done: Round, rounds: int) -> str:
     """A round in one line of rich markup."""
     record = done.record
     parts: list[str] = []
-    if done.test_accuracy is not None and done.test_loss is not None:
-        tested = f"accuracy {100 * done.test_accuracy:5.1f} %"
-        if done.averaged_accuracy is not None:
-            tested += f", averaged {100 * done.averaged_accuracy:5.1f} %"
-        parts.append(f"{tested}  loss {done.test_loss:.3f}")
+    if tested := _tested(done):
+        loss = done.test_loss if done.score.name != "loss" else None
+        parts.append(tested + ("" if loss is None else f"  loss {loss:.3f}"))
     if record.gsi_all is not None:
         parts.append(f"GSI {record.gsi_all:.2f}")
     if record.baseline:
@@ -181,6 +199,23 @@ def round_line(done: Round, rounds: int) -> str:
     return f"round {done.t + 1}/{rounds}{mark}  " + escape(
         "  ".join([*parts, f"{rate:.0f} clients/s"])
     )
+
+
+def _tested(done: Round) -> str:
+    """The score of the model and of the average, on the test set and on the validation set."""
+    score, shown = done.score, list[str]()
+    for name, readouts in {
+        score.words: ("test", "averaged"),
+        "validation": ("validation", "averaged_validation"),
+    }.items():
+        values = zip((name, "averaged"), map(done.scored, readouts), strict=True)
+        texts = [f"{word} {_aligned(score, value)}" for word, value in values if value is not None]
+        shown += [", ".join(texts)] if texts else []
+    return "; ".join(shown)
+
+
+def _aligned(score: Score, value: float) -> str:
+    return f"{score.text(value):>{7 if score.share else 0}}"
 
 
 def distrusted(rounds: Sequence[Mapping[str, Any]]) -> str:

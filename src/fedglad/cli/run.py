@@ -29,7 +29,7 @@ def run(
     """Run a federated experiment and keep its records."""
     from fedglad.analysis.per_client import clients, worst
     from fedglad.cli.fetching import fetch_for
-    from fedglad.cli.progress import ShowRun, accuracies, distrusted
+    from fedglad.cli.progress import ShowRun, distrusted, results, validation
     from fedglad.runs.running import execute
     from fedglad.runs.trusted_code import load_trusted
 
@@ -47,13 +47,16 @@ def run(
     else:
         if not show.seen:
             console.print(f"This run is finished already: {escape(str(done.folder))}")
-        last10, final = accuracies(summary)
+        score = done.score
+        last10, final = results(summary, score)
         console.print(
-            f"Accuracy over the last 10 rounds [bold]{last10}[/], final {final}, "
+            f"{score.title} over the last 10 rounds [bold]{last10}[/], final {final}, "
             f"{summary['rounds']} rounds in {summary['seconds']:.1f} s.\n"
             f"Records: {escape(str(done.folder))}",
             soft_wrap=True,
         )
+        if validated := validation(summary, score):
+            say(f"On the validation set, {score.words}: {validated.removeprefix('validation ')}.")
         if flagged := distrusted(done.rounds()):
             say(flagged)
         if named := worst(clients(done), CLIENTS):

@@ -1,5 +1,6 @@
 """`fedglad tune`: settings chosen by the training loss of the first rounds, or another score."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,18 +42,19 @@ def tune(
         int | None, typer.Option(min=1, help="How many to try; by default the whole grid.")
     ] = None,
     metric: Annotated[
-        str,
+        str | None,
         one_of(
             "fedglad.runs.tuning:METRICS",
-            "The score: train_loss, or an accuracy such as last10_averaged_accuracy.",
+            "What judges: train_loss, or a score such as last10_validation_accuracy, which is the "
+            "default where there is a validation set.",
         ),
-    ] = "train_loss",
+    ] = None,
     jobs: Jobs = None,
     out: Annotated[Path, typer.Option(help="The folder of the runs' folders.")] = Path("runs/tune"),
     trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
-    """Choose settings by the mean training loss of the first rounds, as the paper does."""
+    """Choose settings by the first rounds: their training loss, or a validation set's score."""
     from fedglad.cli.fetching import fetch_for
     from fedglad.cli.progress import ShowSweep, follow
     from fedglad.config.schema import load
@@ -65,11 +67,11 @@ def tune(
         search = tuning.combinations(
             source, grids, settings, out, share=share, trust_code=trust_code
         )
-        tuning.check_metric(search, metric)
+        metric = tuning.check_metric(search, metric)
         chosen = search.first(trials)
         for task in chosen:
             fetch_for(task.config)
-        show = ShowSweep(chosen, quiet=as_json, result=lambda run: scored(run, metric))
+        show = ShowSweep(chosen, quiet=as_json, result=partial(scored, metric=metric))
         ends = follow(tuning.tune(search, trials=trials, jobs=cores(jobs)), show)
         result = tuning.result(search, ends, metric=metric)
     if as_json:
@@ -90,11 +92,19 @@ def tune(
 
 def scored(run: "Run", metric: str) -> str:
     """What a trial came to."""
-    from fedglad.runs.tuning import METRIC, score_of
+    from fedglad.runs.tuning import METRIC, value_of
 
-    value, reason = score_of(run, metric)
+    value, reason = value_of(run, metric)
     name = "training loss" if metric == METRIC else metric
-    return f"diverged: {reason}" if reason else f"{name} {value:.4f}"
+    return f"diverged: {reason}" if reason else f"{name} {_figure(value)}"
+
+
+def _figure(value: float) -> str:
+    """
+    >>> _figure(0.8125), _figure(0.00012345)
+    ('0.8125', '0.0001234')
+    """
+    return f"{value:.4f}" if not value or abs(value) >= 0.01 else f"{value:.4g}"
 
 
 def show_tuning(tuning: "Tuning") -> None:
@@ -104,13 +114,16 @@ def show_tuning(tuning: "Tuning") -> None:
     made = table("score", *map(escape, tuning.grid))
     made.add_column("run", overflow="fold")
     for trial in tuning.trials:
-        figure = f"{trial.score:.4f}" if trial.score is not None else trial.status
+        figure = _figure(trial.score) if trial.score is not None else trial.status
         values = (escape(shown(trial.settings[key])) for key in tuning.grid)
         made.add_row(figure, *values, escape(str(trial.folder)))
     print_wide(made)
     what = "the mean training loss" if tuning.metric == "train_loss" else tuning.metric
+    less = (
+        "" if tuning.score.higher or tuning.metric == "train_loss" else ", of which less is better,"
+    )
     say(
-        f"\nThe score is {what} over the first {tuning.rounds} of "
+        f"\nThe score is {what}{less} over the first {tuning.rounds} of "
         f"{tuning.full_rounds} rounds. The runs are shortened to these: no result of theirs stands "
         "for a whole run."
     )

@@ -9,6 +9,7 @@ from typing import Any
 from fedglad.config.schema import REGISTRIES, find, meanings
 
 FAMILIES = {
+    "task": "Tasks",
     "client": "Client methods",
     "sampler": "Samplers",
     "filter": "Filters and robust means",

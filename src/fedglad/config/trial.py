@@ -15,7 +15,7 @@ from fedglad.core.layout import twin as copied
 from fedglad.core.threads import threads
 from fedglad.data.federation import Federation
 from fedglad.data.validation import validation_of
-from fedglad.records import SHARES
+from fedglad.records import METRIC, SHARES
 from fedglad.tasks.base import (
     ByLoss,
     ByScores,
@@ -244,6 +244,11 @@ def _wrong_metrics(task: Any, sums: Any, score: str) -> str:
             return f"its metric {name!r} is {pair!r}: a sum and a count are needed"
     metrics = finished(task, {**{"loss": (0.0, 1)}, **sums})
     for name, value in metrics.items():
+        if not METRIC.fullmatch(name) or name.startswith(("averaged_", "validation_")):
+            return (
+                f"its metric is called {name!r}: records take a-z, 0-9 and _, at most 40, and "
+                "neither averaged_ nor validation_ before it"
+            )
         if name.endswith(SHARES) and not (0 <= value <= 1 or math.isnan(value)):
             return (
                 f"its metric {name!r} is {value:g}: by its name it is a share of one. Give "

@@ -60,7 +60,8 @@
     option.grid = { left, right, top: 38, bottom: below(box.rounds.length), outerBoundsMode: "none" };
     box.grid = option.grid;
     option.xAxis = roundAxis(box.rounds);
-    const unit = ["accuracy", "averaged"].includes(state.metric) ? ", %" : "";
+    const [, , , isScore] = METRICS[state.metric];
+    const unit = isScore && report.payload.score.share ? ", %" : "";
     option.yAxis = axis({ scale: true, ...titled(METRICS[state.metric][0] + unit, left) });
     for (const { index, label, points } of shown) {
       const { name, type } = look(index);
@@ -76,7 +77,9 @@
     const several = runs.length > 1;
     $("compare-section").hidden = !several;
     if (!several) return;
-    $("metric").querySelector("[value=averaged]").parentElement.hidden = !runs.some((of) => has(of.averaged));
+    for (const name of ["averaged", "validation"]) {
+      $("metric").querySelector(`[value=${name}]`).parentElement.hidden = !runs.some((of) => has(of[name]));
+    }
     const some = groups.some((group) => band(group).length);
     show("compare", some ? "" : `No run recorded ${METRICS[state.metric][0].toLowerCase()}.`, compareOption);
     const rows = groups.map((group, index) => {

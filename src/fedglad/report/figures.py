@@ -1,8 +1,8 @@
 """The numbers of every chart, from a run's folder: plain types, as the page reads them.
 
-    payload([Run(folder).read(), ...]) -> {"version": 1, "title": ..., "runs": [...], ...}
+    payload([Run(folder).read(), ...]) -> {"version": 2, "title": ..., "runs": [...], ...}
 
-Rounds are counted from 1, accuracies are percentages, numbers are rounded for showing; what is not
+Rounds are counted from 1, shares are percentages, numbers are rounded for showing; what is not
 known is None.
 """
 
@@ -18,17 +18,17 @@ import numpy as np
 from fedglad.analysis.per_client import clients, is_rejected, norm_of
 from fedglad.config.keys import flat
 from fedglad.config.presets import shortened
-from fedglad.records import FLAGS
+from fedglad.records import FLAGS, Score
 from fedglad.report import ReportError, RunFigures
 from fedglad.report.clients import columns, listed, mask, rows
 from fedglad.report.groups import group, in_words
 from fedglad.report.headline import average, disagreement, headline, verdict
 from fedglad.report.numbers import short
-from fedglad.runs.line import by_design, number, text
+from fedglad.runs.line import NUMBERS, by_design, number, text
 from fedglad.runs.reader import RunView
 from fedglad.trust import Alarm
 
-VERSION = 1
+VERSION = 2
 POLL = 2  # seconds between two looks of a live page
 # So much of each, over all runs, makes a page of less than 5 MB.
 CLIENTS = 5000  # in the tables
@@ -75,13 +75,14 @@ def payload(
             for k in groups.order
         ],
         "flags": list(FLAGS),
+        "score": common_score(grouped.views),
         "runs": runs,
     }
 
 
 def run(view: RunView, *, share: int = 1) -> RunFigures:
     """One run's figures; `share` is how many runs have to fit into the page."""
-    rounds = view.rounds
+    rounds, score = view.rounds, view.score
     usual, alarm, worked_out = alarms(rounds)
     notes = list(view.missing)
     if fewer := shortened(flat(view.config)):
@@ -106,8 +107,12 @@ def run(view: RunView, *, share: int = 1) -> RunFigures:
         "rounds": [record["round"] + 1 for record in rounds],
         "status": [record["status"] for record in rounds],
         "reason": [record["reason"] for record in rounds],
-        "accuracy": _column(rounds, "test_accuracy", unit=100),
-        "averaged": _or_none(_column(rounds, "averaged_accuracy", unit=100)),
+        "score": in_short(score),
+        "scores": _scores(rounds, score, "test"),
+        "lost": lost(rounds, score),
+        "averaged": _or_none(_scores(rounds, score, "averaged")),
+        "validation": _or_none(_scores(rounds, score, "validation")),
+        "averaged_validation": _or_none(_scores(rounds, score, "averaged_validation")),
         "test_loss": _column(rounds, "test_loss"),
         "averaged_loss": _or_none(_column(rounds, "averaged_loss")),
         "train_loss": _column(rounds, "train_loss"),
@@ -134,6 +139,24 @@ def run(view: RunView, *, share: int = 1) -> RunFigures:
         "seconds": short(seconds(view)),
         "missing": [_sentence(note) for note in notes],
     }
+
+
+def in_short(score: Score) -> dict[str, Any]:
+    """A score as the page reads it."""
+    return {**score.to_dict(), "words": score.words, "title": score.title, "share": score.share}
+
+
+def common_score(views: Sequence[RunView]) -> dict[str, Any]:
+    """That of all runs; where they have several, it has no name and no unit."""
+    scores = {view.score: None for view in views}
+    return in_short(next(iter(scores)) if len(scores) == 1 else Score("score"))
+
+
+def lost(rounds: Sequence[Record], score: Score) -> bool:
+    """Whether the last test gave no finite number; accuracy is always one."""
+    field = f"test_{score.name}"
+    tested = [record for record in rounds if field in record and field not in NUMBERS]
+    return bool(tested) and tested[-1][field] is None
 
 
 def alarms(rounds: Sequence[Record]) -> tuple[list[float | None], list[str | None], int]:
@@ -276,6 +299,10 @@ def seconds(view: RunView) -> float:
     total = math.fsum(x for record in view.rounds for x in record["seconds"].values())
     summed = number((view.summary or {}).get("seconds"), 0.0)
     return total if summed is None or view.complete else summed
+
+
+def _scores(rounds: Sequence[Record], score: Score, readout: str) -> list[float | int | None]:
+    return _column(rounds, f"{readout}_{score.name}", unit=score.unit)
 
 
 def _column(rounds: Sequence[Record], key: str, unit: float = 1) -> list[float | int | None]:

@@ -8,14 +8,18 @@ from typing import Any
 
 from fedglad.analysis.curves import series
 from fedglad.analysis.statistics import LAST, interval, known, last_mean, spread
+from fedglad.records import Score
 from fedglad.report import RunFigures
 from fedglad.report.groups import Grouped
-from fedglad.runs.line import number
+from fedglad.runs.line import LARGEST, number
 from fedglad.runs.reader import RunView
+from fedglad.runs.scores import Number
 from fedglad.runs.summary import figures
 
 COLLAPSED = 10.0  # percentage points that the last rounds are below the best ones
-RISEN = 1.0  # percentage points over the first test, by which accuracy has risen at least
+RISEN = 1.0  # percentage points over the first test, by which it has risen at least
+LOST = 0.5  # the same of a score that is no share: of the way from the first test to the best
+MOVED = 0.01  # of the first test
 ENOUGH = 20  # tests before that is asked for
 GROWN = 2.0  # the loss of the last rounds over that of the best ones, where nothing is tested
 SKIPPED = 0.5  # of the rounds
@@ -25,8 +29,8 @@ NAMED = 3  # runs in the verdict, clients in a tile
 
 
 @dataclass(frozen=True)
-class Accuracy:
-    """Shares, as in summary.json; None where nothing was tested.
+class Result:
+    """The score, as in summary.json; None where nothing was tested.
 
     `tests` is how many `last10` is the mean of.
     """
@@ -36,28 +40,33 @@ class Accuracy:
     tests: int
 
 
-def result(view: RunView, *, averaged: bool = False) -> Accuracy:
+def result(view: RunView, readout: str = "test") -> Result:
     """From the rounds; where a finished run lacks some, from its summary.
 
-    `averaged`: of the average of its models.
+    `readout` says of which model, on which samples: one of READOUTS.
     """
-    which, key = ("averaged_", "averaged") if averaged else ("", "test")
-    numbers, tests = figures(view.rounds), len(series(view.rounds, f"{key}_accuracy"))
-    if not view.complete and _share(view.summary, f"last10_{which}accuracy") is not None:
+    score = view.score
+    last10, final = (Number(when, readout, score.name) for when in ("last10", "final"))
+    numbers, tests = figures(view.rounds, score), len(series(view.rounds, last10.field))
+    if not view.complete and _known(view.summary, last10, score) is not None:
         every = int(number(view.config.get("eval_every"), 1.0) or 1)
         numbers, tests = view.summary, math.ceil((view.planned or LAST) / every)
-    last10, final = (_share(numbers, f"{x}_{which}accuracy") for x in ("last10", "final"))
-    return Accuracy(last10, final, min(LAST, tests))
+    return Result(_known(numbers, last10, score), _known(numbers, final, score), min(LAST, tests))
 
 
 def disagreement(view: RunView) -> str | None:
     """That the summary has another result than the rounds, of which none is missing."""
-    summed, rounds = (_share(x, "last10_accuracy") for x in (view.summary, figures(view.rounds)))
-    if not view.complete or summed is None or rounds is None or abs(summed - rounds) < 1e-6:
+    score = view.score
+    last10 = Number("last10", "test", score.name)
+    both = (view.summary, figures(view.rounds, score))
+    summed, rounds = (_known(numbers, last10, score) for numbers in both)
+    if not view.complete or summed is None or rounds is None:
+        return None
+    if abs(summed - rounds) < 1e-6 * max(1.0, abs(rounds)):
         return None
     return (
-        f"summary.json has an accuracy of {100 * summed:.2f} %, its rounds have "
-        f"{100 * rounds:.2f} %: the rounds count"
+        f"summary.json has {score.words} {score.text(summed, 2)}, its rounds "
+        f"have {score.text(rounds, 2)}: the rounds count"
     )
 
 
@@ -66,7 +75,7 @@ def headline(grouped: Grouped, runs: Sequence[RunFigures]) -> list[dict[str, str
     tiles: list[dict[str, str]] = []
     groups = grouped.groups
     for k in groups.order:
-        tiles.append(_accuracy(grouped, k, runs))
+        tiles.append(_scored(grouped, k, runs))
         tiles += _averaged(grouped, k)
         if k != groups.base and not groups.unpaired(k, same_length=True):
             tiles += _gain(grouped, k)
@@ -134,19 +143,18 @@ def verdict(runs: Sequence[RunFigures]) -> str:
 def problems(run: RunFigures) -> list[str]:
     """What is wrong with a run, in words; nothing if it is healthy."""
     wrong: list[str] = []
-    rounds, tested = len(run["rounds"]), known(run["accuracy"])
+    rounds, tested = len(run["rounds"]), known(run["scores"])
     if not rounds:
         return ["no round can be read"] if run["finished"] else []
-    if tested:
-        last, best = last_mean(tested), max(_means(tested))
-        if best - last > COLLAPSED:
-            wrong.append(
-                f"accuracy fell from {best:.1f} % to {last:.1f} % (means over {LAST} tests)"
-            )
-        elif len(tested) >= ENOUGH and last < tested[0] + RISEN:
-            wrong.append(f"accuracy has not risen from its first {tested[0]:.1f} %")
-        both = zip(run["accuracy"], run["test_loss"], strict=True)
-        losses = [loss for accuracy, loss in both if accuracy is not None]
+    score = _score(run)
+    if run["lost"] and tested:
+        wrong.append(f"{score.words} is no longer a finite number")
+    elif run["lost"]:
+        wrong.append(f"{score.words} was never a finite number")
+    elif tested:
+        wrong += _fallen(tested, score)
+        both = zip(run["scores"], run["test_loss"], strict=True)
+        losses = [loss for value, loss in both if value is not None]
         if losses[-1] is None and known(run["test_loss"]):
             wrong.append("the test loss is no longer a finite number")
     elif losses := known(run["train_loss"]):
@@ -169,6 +177,30 @@ def problems(run: RunFigures) -> list[str]:
     return wrong
 
 
+def _score(run: RunFigures) -> Score:
+    return Score(run["score"]["name"], run["score"]["higher"])
+
+
+def _fallen(tested: Sequence[float], score: Score) -> list[str]:
+    """That the score of the last tests is far from the best, or has not moved; as it is shown."""
+    last, best = last_mean(tested), score.sign * max(score.sign * x for x in _means(tested))
+    worse, gained = score.sign * (best - last), score.sign * (best - tested[0])
+    far = COLLAPSED if score.share else LOST * gained
+    away, towards = ("fell", "risen") if score.higher else ("rose", "fallen")
+    if worse > far > 0:
+        ends = " to ".join(_shown(x, score) for x in (best, last))
+        return [f"{score.words} {away} from {ends} (means over {LAST} tests)"]
+    least = RISEN if score.share else MOVED * abs(tested[0])
+    if len(tested) >= ENOUGH and score.sign * (last - tested[0]) < least:
+        return [f"{score.words} has not {towards} from its first {_shown(tested[0], score)}"]
+    return []
+
+
+def _shown(value: float, score: Score) -> str:
+    """A number of the page, where shares are percentages already."""
+    return score.text(value / score.unit)
+
+
 def span(seconds: float) -> str:
     """
     >>> span(0.042), span(0.42), span(75), span(5080), span(200_000)
@@ -188,41 +220,45 @@ def span(seconds: float) -> str:
     return f"{whole:,} d {rest} h"
 
 
-def _share(numbers: Mapping[str, Any] | None, name: str) -> float | None:
-    return number((numbers or {}).get(name), 0.0, 1.0)
+def _known(numbers: Mapping[str, Any] | None, name: Number, score: Score) -> float | None:
+    within = (0.0, 1.0) if score.share else (-LARGEST, LARGEST)
+    return number((numbers or {}).get(name.name), *within)
 
 
-def _accuracy(grouped: Grouped, k: int, runs: Sequence[RunFigures]) -> dict[str, str]:
+def _scored(grouped: Grouped, k: int, runs: Sequence[RunFigures]) -> dict[str, str]:
     """A group's result; of runs that were never tested, the training loss."""
     of, members = _of(grouped, k), grouped.groups.parts[k].values()
     views = [grouped.views[member] for member in members]
-    results = [result(view) for view in views]
+    results, score = [result(view) for view in views], views[0].score
     details = [f"{len(views)} seeds"] if len(views) > 1 else []
     details += _progress(views)
-    if value := _mean(results):
+    if value := _mean(results, score):
         tests = max(one.tests for one in results)
         unit = "round" if tests == LAST and all(map(_every_round, views)) else "test"
-        return _tile(f"Accuracy, {_last_few(tests, unit)}{of}", value, [*_final(results), *details])
+        held_out = _mean([result(view, "validation") for view in views], score)
+        validated = [f"validation {held_out}"] if held_out else []
+        details = [*_final(results, score), *validated, *details]
+        return _tile(f"{score.title}, {_last_few(tests, unit)}{of}", value, details)
     all_losses = [losses for m in members if (losses := known(runs[m]["train_loss"]))]
     if all_losses:
-        details = ["no accuracy was measured", *details]
+        details = [f"no {score.words} was measured", *details]
         few = _last_few(max(map(len, all_losses)), "round")
         value = f"{fmean(last_mean(losses) for losses in all_losses):.4g}"
         return _tile(f"Training loss, {few}{of}", value, details)
-    return _tile(f"Accuracy{of}", "–", ["nothing was measured", *details])
+    return _tile(f"{score.title}{of}", "–", ["nothing was measured", *details])
 
 
 def _averaged(grouped: Grouped, k: int) -> list[dict[str, str]]:
     """The average of a group's models, and how much better it is; no tile without one."""
     views = [grouped.views[member] for member in grouped.groups.parts[k].values()]
-    results = [result(view, averaged=True) for view in views]
-    if not (value := _mean(results)):
+    results, score = [result(view, "averaged") for view in views], views[0].score
+    if not (value := _mean(results, score)):
         return []
     pairs = [(one.last10, result(view).last10) for one, view in zip(results, views, strict=True)]
     gains = [mine - newest for mine, newest in pairs if mine is not None and newest is not None]
-    better = [f"{_points(fmean(gains))} points over the newest model"] if gains else []
-    tone, bounds = _interval(gains)
-    details = [*_final(results), *better, *bounds]
+    better = [f"{_points(fmean(gains), score)} over the newest model"] if gains else []
+    tone, bounds = _interval(gains, score)
+    details = [*_final(results, score), *better, *bounds]
     return [_tile(f"Averaged model{_of(grouped, k)}", value, details, tone)]
 
 
@@ -231,30 +267,33 @@ def _of(grouped: Grouped, k: int) -> str:
     return "" if len(grouped.groups.parts) == 1 else f": {grouped.groups.labels[k]}"
 
 
-def _final(results: Sequence[Accuracy]) -> list[str]:
+def _final(results: Sequence[Result], score: Score) -> list[str]:
     final = known(one.final for one in results)
-    return [f"final {fmean(100 * share for share in final):.1f} %"] if final else []
+    return [f"final {score.text(fmean(final))}"] if final else []
 
 
-def _interval(differences: Sequence[float]) -> tuple[str, list[str]]:
+def _interval(differences: Sequence[float], score: Score) -> tuple[str, list[str]]:
     """The tone of a tile of differences, and their interval in words, from three on."""
     if not (bounds := interval(differences)):
         return "plain", []
     low, high = bounds
-    tone = "good" if low > 0 else "bad" if high < 0 else "plain"
-    return tone, [f"95 % interval {_points(low)} to {_points(high)}"]
+    up, down = ("good", "bad") if score.higher else ("bad", "good")
+    tone = up if low > 0 else down if high < 0 else "plain"
+    return tone, [f"95 % interval {_signed(low, score)} to {_signed(high, score)}"]
 
 
-def _mean(results: Sequence[Accuracy]) -> str:
+def _mean(results: Sequence[Result], score: Score) -> str:
     """The mean of the results ± their deviation; empty if nothing was tested."""
-    last10 = [100 * one.last10 for one in results if one.last10 is not None]
-    std = spread(last10)
-    return f"{fmean(last10):.1f}{'' if std is None else f' ± {std:.1f}'} %" if last10 else ""
+    last10 = known(one.last10 for one in results)
+    if not last10:
+        return ""
+    parts = [score.figure(x, 1) for x in (fmean(last10), spread(last10)) if x is not None]
+    return f"{' ± '.join(parts)}{' %' if score.share else ''}"
 
 
 def _every_round(view: RunView) -> bool:
     """Whether the tests of the result are those of rounds in a row."""
-    tested = list(series(view.rounds, "test_accuracy"))[-LAST:]
+    tested = list(series(view.rounds, f"test_{view.score.name}"))[-LAST:]
     in_a_row = not tested or tested[-1] - tested[0] == len(tested) - 1
     return in_a_row and view.config.get("eval_every", 1) == 1
 
@@ -284,13 +323,18 @@ def _gain(grouped: Grouped, k: int) -> list[dict[str, str]]:
     """
     groups = grouped.groups
     members, base = groups.parts[k], groups.parts[groups.base]
+    score, other_score = (
+        grouped.views[next(iter(part.values()))].score for part in (members, base)
+    )
+    if score != other_score:
+        return []
     values: list[float] = []
     ends: list[int] = []
     for seed in (seed for seed in members if seed in base):
         one, other = (grouped.views[part[seed]] for part in (members, base))
         mine, theirs = result(one).last10, result(other).last10
         if not (one.finished and other.finished):
-            tests = [series(view.rounds, "test_accuracy") for view in (one, other)]
+            tests = [series(view.rounds, f"test_{score.name}") for view in (one, other)]
             common = [t for t in tests[0] if t in tests[1]]
             ends += common[-1:]
             mine, theirs = (
@@ -301,17 +345,20 @@ def _gain(grouped: Grouped, k: int) -> list[dict[str, str]]:
     if not values:
         return []
     seeds = f"{len(values)} seeds"
-    tone, details = _interval(values)
+    tone, details = _interval(values, score)
     if details:
         details.append(seeds)
     elif len(values) == 1:
         details = ["one seed: no interval"]
     else:
-        details = [f"{seeds}: {', '.join(map(_points, values))}", "no interval below 3"]
+        each = ", ".join(_signed(x, score) for x in values)
+        details = [f"{seeds}: {each}", "no interval below 3"]
     details += [f"up to round {min(ends)}"] if ends else []
-    who = f"{groups.labels[k]}: gain" if len(groups.parts) > 2 else "Gain"
-    value = f"{_points(fmean(values))} points"
-    return [_tile(f"{who} over {groups.labels[groups.base]}", value, details, tone)]
+    details += [] if score.higher else [f"of {score.words} less is better"]
+    what = "gain over" if score.higher else "difference to"
+    who = f"{groups.labels[k]}: {what}" if len(groups.parts) > 2 else what.capitalize()
+    value = _points(fmean(values), score)
+    return [_tile(f"{who} {groups.labels[groups.base]}", value, details, tone)]
 
 
 def _distrusted(runs: Sequence[RunFigures]) -> dict[str, str]:
@@ -360,14 +407,16 @@ def _verdict(run: RunFigures) -> str:
         return "Waiting for the first round."
     if wrong := problems(run):
         return f"Training needs a look: {'; '.join(wrong)}."
-    if tested := known(run["accuracy"]):
+    score = _score(run)
+    if tested := known(run["scores"]):
         few = _last_few(len(tested), "test")
-        fact = f"accuracy {last_mean(tested):.1f} % over the {few}"
+        fact = f"{score.words} {_shown(last_mean(tested), score)} over the {few}"
     elif losses := known(run["train_loss"]):
         few = _last_few(len(losses), "round")
         fact = f"training loss {last_mean(losses):.3g} over the {few}"
     else:
-        return "Neither accuracy nor loss is recorded: whether training is healthy is not known."
+        unknown = "whether training is healthy is not known"
+        return f"Neither {score.words} nor loss is recorded: {unknown}."
     flagged = sum(flag is not None for flag in run["alarm"])
     so_far = "" if run["finished"] else " so far"
     trust = f"{flagged} of {len(run['rounds'])} rounds distrusted"
@@ -378,7 +427,7 @@ def _verdict(run: RunFigures) -> str:
 
 def _early(run: RunFigures) -> bool:
     """Whether two windows do not yet lie side by side."""
-    return len(known(run["accuracy"]) or known(run["train_loss"])) < ENOUGH
+    return len(known(run["scores"]) or known(run["train_loss"])) < ENOUGH
 
 
 def _means(values: Sequence[float]) -> list[float]:
@@ -387,12 +436,16 @@ def _means(values: Sequence[float]) -> list[float]:
     return [fmean(values[k : k + size]) for k in range(len(values) - size + 1)]
 
 
-def _points(share: float) -> str:
+def _points(difference: float, score: Score) -> str:
     """
-    >>> _points(0.0124), _points(-0.003)
-    ('+1.24', '−0.30')
+    >>> _points(0.0124, Score()), _points(-0.003, Score("mae", higher=False))
+    ('+1.24 points', '−0.003')
     """
-    return f"{100 * share:+.2f}".replace("-", "−")
+    return f"{_signed(difference, score)}{' points' if score.share else ''}"
+
+
+def _signed(difference: float, score: Score) -> str:
+    return score.figure(difference, sign="+").replace("-", "−")
 
 
 def _tile(label: str, value: str, details: Sequence[str], tone: str = "plain") -> dict[str, str]:

@@ -3,7 +3,7 @@
   "use strict";
   const report = window.fedgladReport;
   const { $, NOTHING, doubt, el, factor, flag, has, missing, named, number, percent, plural, table } = report;
-  const { FLAGS, run, place, kind, flagsOf } = report;
+  const { FLAGS, scored, state, run, place, kind, flagsOf } = report;
   const { figures } = report;
 
   function words(of, i) {
@@ -65,14 +65,16 @@
   function drawTable() {
     if (!$("table").open) return;
     const of = run();
-    const averaged = has(of.averaged);
-    const shares = ["Accuracy", ...(averaged ? ["Averaged"] : [])];
+    const told = scored(of.score);
+    const columns = [[of.score.title, of.scores], ["Averaged", of.averaged], ["Validation", of.validation]];
+    const kept = columns.filter(([, values], k) => !k || has(values));
+    const shares = kept.map(([name]) => name);
     const heads = ["Round", "Verdict", ...shares, "Test loss", "Training loss", "GSI", "Usual GSI", "Mean factor"];
     const rows = of.rounds.map((round, i) => {
       const numbers = [of.test_loss[i], of.train_loss[i], of.gsi[i], of.usual[i]].map(number);
       const counts = [of.sizes[i], of.rejections[i]].map(String);
       const verdict = el("td", { class: "text" }, flag(kind(of, i)));
-      const parts = [of.accuracy[i], ...(averaged ? [of.averaged[i]] : [])].map(percent);
+      const parts = kept.map(([, values]) => told(values[i]));
       return [String(round), verdict, ...parts, ...numbers, factor(of.factor?.mean[i]), ...counts];
     });
     $("table").querySelector(".scroll").replaceChildren(table([...heads, "Clients", "Rejected"], rows, [1]));
@@ -95,6 +97,8 @@
     document.title = title;
     $("title").textContent = title;
     $("verdict").textContent = verdict;
+    const { words, higher } = run()?.score ?? report.payload.score;
+    $("good-score").textContent = `${words} ${higher ? "climbs" : "falls"}`;
     $("tiles").replaceChildren(...headline.map(tile));
     $("average").textContent = average ?? "";
     $("average").hidden = !average;

@@ -1,16 +1,19 @@
-// Round by round: accuracy, loss and GSI in lanes, and the figures of one round.
+// Round by round: score, loss and GSI in lanes, and the figures of one round.
 (() => {
   "use strict";
   const report = window.fedgladReport;
-  const { $, NOTHING, el, flag, has, number, percent, colour, stroke, tip } = report;
-  const { NO_ROUND, FLAGS, run, flagged, kind, flagsOf } = report;
+  const { $, NOTHING, el, flag, has, number, colour, stroke, tip } = report;
+  const { NO_ROUND, FLAGS, scored, scoreTitle, run, flagged, kind, flagsOf } = report;
   const { show, within, vertical, dot, axis, titled, roundAxis, zoomed, below, zooms, line } = report;
 
   function lanes(of) {
     const dashed = { lineStyle: { color: colour("faint"), width: 1.5, type: [5, 4] }, z: 2 };
     const calm = { lineStyle: { color: colour("accent"), type: [2, 3], opacity: 0.85 } };
     const all = [
-      { name: "Accuracy, %", share: 3, lines: [["accuracy", of.accuracy, {}], ["averaged", of.averaged, calm]] },
+      {
+        name: scoreTitle(of.score), share: 3,
+        lines: [[of.score.words, of.scores, {}], ["averaged", of.averaged, calm], ["validation", of.validation, dashed]],
+      },
       { name: "Loss", share: 2, lines: [["test loss", of.test_loss, {}], ["training loss", of.train_loss, dashed]] },
       { name: "GSI", share: 3, lines: [["GSI", of.gsi, {}], ["usual GSI", of.usual, dashed]] },
     ];
@@ -82,9 +85,11 @@
     const [left, right, escape] = ["←", "→", "Esc"].map((text) => el("kbd", {}, text));
     const zoom = zoomed(of.rounds.length) ? ", Ctrl and wheel zoom" : "";
     const hints = el("span", { class: "hint" }, left, " ", right, " move the round, ", escape, " lets go", zoom);
-    const full = sample("accent", "", "accuracy, test loss, GSI");
-    const dashed = sample("faint", "5 4", "training loss, usual GSI");
-    const averaged = has(of.averaged) ? [sample("accent", "2 3", "accuracy of the averaged model")] : [];
+    const { words } = of.score;
+    const full = sample("accent", "", `${words}, test loss, GSI`);
+    const held = has(of.validation) ? `validation ${words}, ` : "";
+    const dashed = sample("faint", "5 4", `${held}training loss, usual GSI`);
+    const averaged = has(of.averaged) ? [sample("accent", "2 3", `${words} of the averaged model`)] : [];
     $("keys").replaceChildren(...(why ? [] : [full, ...averaged, dashed, hints]));
   }
 
@@ -108,9 +113,12 @@
 
   function figures(of, i) {
     const usual = of.usual[i];
+    const [{ title }, told] = [of.score, scored(of.score)];
     const rows = [
-      ["Accuracy", percent(of.accuracy[i])],
-      ["Accuracy, averaged", percent(of.averaged?.[i])],
+      [title, told(of.scores[i])],
+      [`${title}, averaged`, told(of.averaged?.[i])],
+      [`${title}, validation`, told(of.validation?.[i])],
+      [`${title}, averaged, validation`, told(of.averaged_validation?.[i])],
       ["Test loss", number(of.test_loss[i])],
       ["Test loss, averaged", number(of.averaged_loss?.[i])],
       ["Training loss", number(of.train_loss[i])],

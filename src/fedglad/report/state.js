@@ -23,9 +23,17 @@
     boosted: "It sends far more than the round’s other clients.",
     copied: "It sends exactly what another client of the round sends.",
   };
-  const METRICS = {
-    accuracy: ["Accuracy", (of) => of.accuracy, percent],
-    averaged: ["Averaged accuracy", (of) => of.averaged, percent], // offered if a run has it
+  const payload = JSON.parse($("data").textContent); // replaced when a live page hears news
+
+  /** A score of a run, or of all runs, as it is shown: shares are percentages already. */
+  const scored = ({ share }) => (share ? percent : number);
+  const titled = ({ title, share }) => (share ? `${title}, %` : title);
+  const common = () => report.payload.score;
+  const METRICS = { // a name, the column, how a number is shown, whether it is a score
+    score: [payload.score.title, (of) => of.scores, (value) => scored(common())(value), true],
+    // These are offered if a run has them.
+    averaged: [`Averaged ${payload.score.words}`, (of) => of.averaged, (value) => scored(common())(value), true],
+    validation: [`Validation ${payload.score.words}`, (of) => of.validation, (value) => scored(common())(value), true],
     test_loss: ["Test loss", (of) => of.test_loss, number],
     train_loss: ["Training loss", (of) => of.train_loss, number],
     gsi: ["GSI", (of) => of.gsi, number],
@@ -37,7 +45,7 @@
   };
 
   const state = {
-    run: 0, round: null, followed: true, heat: "scale", filter: "", metric: "accuracy",
+    run: 0, round: null, followed: true, heat: "scale", filter: "", metric: "score",
     hidden: new Set(), sort: { by: null, down: false }, everybody: false, // the worst clients first, and few
   };
 
@@ -65,7 +73,6 @@
   }
 
   Object.assign(report, {
-    payload: JSON.parse($("data").textContent), // replaced when a live page hears news
-    NO_ROUND, FLAGS, DOUBTS, METRICS, HEATS, state, run, place, flagged, kind, distrusted, opening, flagsOf,
+    payload, scored, scoreTitle: titled, NO_ROUND, FLAGS, DOUBTS, METRICS, HEATS, state, run, place, flagged, kind, distrusted, opening, flagsOf,
   });
 })();

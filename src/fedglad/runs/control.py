@@ -19,6 +19,7 @@ from fedglad.core.checksums import json_with_crc
 from fedglad.core.files import write_text
 from fedglad.runs.line import number
 from fedglad.runs.reader import CONTROL_FILE, Run, RunError
+from fedglad.runs.scores import Number
 from fedglad.runs.sweeping import DONE, ENDS, Event, Task, sweep
 from fedglad.runs.twins import KINDS, RULE, kind_of, made_of, overridden, replaces
 
@@ -127,8 +128,9 @@ class Controls:
             values = {factor: _value(folder, kind) for factor, folder in there.items()}
             if not (known := {factor: v for factor, v in values.items() if v is not None}):
                 return self._fails(rule, kind, "no run at a constant factor came to its end")
+            sign = Run(next(iter(there.values()))).score.sign
             # Of equals the one nearest to 1.
-            best = max(known, key=lambda factor: (known[factor][0], -abs(math.log(factor))))
+            best = max(known, key=lambda factor: (sign * known[factor][0], -abs(math.log(factor))))
             tried = {"by": known[best][1], "among": sorted(known), "on": on}
             family.chosen.append({"kind": kind, "factor": best, **tried})
         rules = family.rules.values()
@@ -204,8 +206,10 @@ def _tuned(rule: Task) -> list[str]:
 
 def _value(folder: Path, kind: str) -> tuple[float, str] | None:
     """The number of a finished run that chooses among constants, and its name."""
-    summary = Run(folder).summary or {}
-    known = ((number(summary.get(name)), name) for name in KINDS[kind].by)
+    run = Run(folder)
+    summary, score = run.summary or {}, run.score
+    names = (Number("last10", readout, score.name).name for readout in KINDS[kind].by)
+    known = ((number(summary.get(name)), name) for name in names)
     return next(((value, name) for value, name in known if value is not None), None)
 
 

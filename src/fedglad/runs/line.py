@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from fedglad.core import checksums
-from fedglad.records import FLAGS
+from fedglad.records import FLAGS, SHARES, Score
+from fedglad.runs.scores import FIELD
 
 # A terminal would obey them; the last two ranges turn the direction of the text that follows.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -19,6 +20,7 @@ LARGEST = 1e150
 """Numbers beyond it are taken for damage: their squares would overflow."""
 
 ROUNDS = 1_000_000_000  # as round numbers go
+METRICS = 1_000  # that are read of a round
 ALARMS = ("one-sided", "outlier")
 NUMBERS = {
     "train_loss": (-LARGEST, LARGEST),
@@ -90,7 +92,8 @@ def clean(raw: Any) -> tuple[dict[str, Any], list[str]] | None:
     """A record with all its fields, and the names of those that could not be read.
 
     None for what is no record at all: a round needs its number. Fields that are not there are None
-    or empty; `alarm`, the average's and validation's are left out if they were.
+    or empty; `alarm`, `score`, the average's and validation's are left out if they were, and so are
+    further metrics of a task.
     """
     if not isinstance(raw, dict):
         return None
@@ -107,6 +110,12 @@ def clean(raw: Any) -> tuple[dict[str, Any], list[str]] | None:
         # Those of the average and of validation are younger than the others.
         if name in given or not name.startswith(("averaged_", "validation_")):
             record[name] = _checked(given.get(name), low, high, bad, name)
+    record |= _metrics(given, bad)
+    if "score" in given:
+        if (score := Score.read(given["score"])) is not None:
+            record["score"] = score.to_dict()
+        else:
+            bad.append("score")
     record["clients"] = _clients(given.get("clients", []), bad)
     record["groups"] = _groups(given.get("groups", {}), bad)
     record["seconds"] = _seconds(given.get("seconds", {}), bad)
@@ -152,6 +161,18 @@ def _checked(value: Any, low: float, high: float, bad: list[str], field: str) ->
     if checked is None and value is not None:
         bad.append(field)
     return checked
+
+
+def _metrics(given: dict[str, Any], bad: list[str]) -> dict[str, float | None]:
+    """Those of a task beside loss and accuracy; of endlessly many, the first."""
+    names = [name for name in given if name not in NUMBERS and FIELD.fullmatch(name)]
+    if len(names) > METRICS:
+        bad.append("metrics")
+    metrics: dict[str, float | None] = {}
+    for name in names[:METRICS]:
+        low, high = (0.0, 1.0) if name.endswith(SHARES) else (-LARGEST, LARGEST)
+        metrics[name] = _checked(given[name], low, high, bad, name)
+    return metrics
 
 
 def _clients(raw: Any, bad: list[str]) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ A finished run has them beside summary.json, which names them and their checksum
 |---|---|
 | `model.safetensors` | θ after the last round: parameters and buffers by their names |
 | `averaged.safetensors` | the average of past models, of a run that keeps one |
-| `best.safetensors` | θ after the best round by the accuracy on a validation set, if it has one |
+| `best.safetensors` | θ after the best round by the score on a validation set, if it has one |
 | `best_averaged.safetensors` | the average after its own best round |
 
 The best so far belongs to what a checkpoint commits: it lies in `best/` by its round, and the
@@ -16,6 +16,7 @@ checkpoint names it, so that a run that goes back to a checkpoint goes back to i
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedglad.core import checkpoint, files
 from fedglad.runs.reader import BEST
+from fedglad.runs.scores import score_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,8 +38,8 @@ State = Mapping[str, "Tensor"]
 UNUSABLE = (ValueError, OSError, LookupError, TypeError, AttributeError)
 """What is raised while a checkpoint is read that is damaged, or that anybody may have made."""
 
-SCORES = {"best": "validation_accuracy", "best_averaged": "averaged_validation_accuracy"}
-"""The field of a record that each of the best models is chosen by."""
+CHOSEN_BY = {"best": "validation", "best_averaged": "averaged_validation"}
+"""The one of READOUTS whose score chooses each of the best models."""
 
 
 def write_models(folder: Path, server: Server, done: int, run: str) -> dict[str, str]:
@@ -57,15 +59,15 @@ def write_models(folder: Path, server: Server, done: int, run: str) -> dict[str,
 
 @dataclass(frozen=True)
 class Candidate:
-    """The best model so far: after how many rounds, with which accuracy."""
+    """The best model so far: after how many rounds, with which score."""
 
     done: int
-    accuracy: float
+    value: float
     state: State
 
 
 class Best:
-    """The best models of a run so far, by the accuracy on its validation set.
+    """The best models of a run so far, by the score on its validation set.
 
     The first of equals stays. One is kept by the scores of θ, another by those of the average.
     """
@@ -76,13 +78,14 @@ class Best:
 
     def look(self, played: Round, server: Server) -> None:
         """Keeps a copy of the model, or of the average, if it is the best so far."""
-        for which, field in SCORES.items():
-            accuracy = getattr(played, field)
-            before = self.kept.get(which)
-            if accuracy is not None and (before is None or accuracy > before.accuracy):
+        for which, readout in CHOSEN_BY.items():
+            value, before = played.scored(readout), self.kept.get(which)
+            if value is None or not math.isfinite(value):
+                continue
+            if before is None or played.score.better(value, before.value):
                 state = server.trained if which == "best" else server.trained_average
                 copied = {name: tensor.clone() for name, tensor in state.items()}
-                self.kept[which] = Candidate(played.t + 1, accuracy, copied)
+                self.kept[which] = Candidate(played.t + 1, value, copied)
 
     def save(self) -> dict[str, list[Any]]:
         """Makes sure that each is on the disk; its round and checksum, for the checkpoint."""
@@ -104,8 +107,9 @@ class Best:
             state, _ = checkpoint.read(path)
             if checkpoint.checksum(path) != crc:
                 raise checkpoint.CheckpointError(f"{path} is not the one that it was saved with")
-            accuracy = checkpoint.finite(records[done - 1][SCORES[which]])
-            kept[which] = Candidate(done, accuracy, state)
+            field = f"{CHOSEN_BY[which]}_{score_of(records).name}"
+            value = checkpoint.finite(records[done - 1][field])
+            kept[which] = Candidate(done, value, state)
         self.kept = kept
 
     def prune(self, checkpoints: Sequence[Path]) -> None:
@@ -143,7 +147,7 @@ def named(saved: Any) -> dict[str, tuple[int, str]]:
     """
     known: dict[str, tuple[int, str]] = {}
     for which, (done, crc) in dict(saved).items():
-        if which not in SCORES or checkpoint.whole_number(done) < 1:
+        if which not in CHOSEN_BY or checkpoint.whole_number(done) < 1:
             raise ValueError(f"its best models: {which!r} after round {done!r} is none")
         known[which] = done, str(crc)
     return known

@@ -21,7 +21,9 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from fedglad.core import checksums
+from fedglad.records import Score
 from fedglad.runs.line import NOT_NEXT, ROUNDS, Chain, clean, number, parse, text
+from fedglad.runs.scores import score_of
 from fedglad.runs.twins import fits, is_entry
 
 FILES = ("config.toml", "rounds.jsonl", "summary.json")
@@ -89,6 +91,11 @@ class RunView:
     def name(self) -> str:
         """The folder's name."""
         return text(self.folder.resolve().name) or "/"
+
+    @property
+    def score(self) -> Score:
+        """The metric that its task is judged by."""
+        return score_of(self.rounds, self.summary)
 
     @property
     def planned(self) -> int | None:
@@ -218,6 +225,11 @@ class Run:
     def rounds(self) -> list[dict[str, Any]]:
         """The rounds recorded so far, up to a line that is damaged or was cut off by a crash."""
         return objects(self.lines().records)
+
+    @property
+    def score(self) -> Score:
+        """The metric that its task is judged by; accuracy, where nothing else is recorded."""
+        return score_of(self.rounds(), self.summary)
 
     @property
     def config_changed(self) -> bool:

@@ -11,18 +11,29 @@ from typing import Any
 from fedglad.config.schema import FORMAT
 from fedglad.core.checksums import json_with_crc
 from fedglad.core.files import write_text
+from fedglad.records import ACCURACY, READOUTS, Score
 from fedglad.runs.line import number, text
 from fedglad.runs.reader import Run
+from fedglad.runs.scores import Number, metrics_in, score_of
+
+LAST = 10  # tests that a result is the mean of
 
 
-def figures(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The numbers of a run, from its records alone; one that was never measured is None."""
-    averaged = any("averaged_accuracy" in r for r in rounds)
+def figures(rounds: Sequence[Mapping[str, Any]], score: Score | None = None) -> dict[str, Any]:
+    """The numbers of a run, from its records alone; one that was never measured is None.
+
+    The score is that of the records, unless it is given.
+    """
+    score = score or score_of(rounds)
+    metrics = metrics_in(rounds, score)
+    numbers: dict[str, Any] = {}
+    for readout in READOUTS:
+        for metric in metrics:
+            numbers |= _means(rounds, readout, metric, always=metric == score.name)
+        if readout.endswith("validation"):
+            numbers |= _best(rounds, readout, score)
     return {
-        **_accuracies(rounds, "test_accuracy", ""),
-        **(_accuracies(rounds, "averaged_accuracy", "averaged_") if averaged else {}),
-        **_validation(rounds, ""),
-        **_validation(rounds, "averaged_"),
+        **numbers,
         "rounds": len(rounds),
         "skipped": sum(r.get("status") == "skipped" for r in rounds),
         "seconds": math.fsum(s for r in rounds for s in r.get("seconds", {}).values()),
@@ -31,44 +42,57 @@ def figures(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _accuracies(
-    rounds: Sequence[Mapping[str, Any]], field: str, which: str
+def _means(
+    rounds: Sequence[Mapping[str, Any]], readout: str, metric: str, *, always: bool
 ) -> dict[str, float | None]:
-    measured = (r.get(field) for r in rounds)
-    tested = [accuracy for accuracy in measured if accuracy is not None]
-    last = tested[-10:]
+    """Over the last tests, and in the last one; nothing where the metric is of no readout.
+
+    `always`: the score of the test set is there, measured or not, and the average's if asked for.
+    """
+    last10, final = (Number(when, readout, metric) for when in ("last10", "final"))
+    tested = [v for r in rounds if (v := number(r.get(last10.field))) is not None]
+    named = readout == "test" or (readout == "averaged" and any(last10.field in r for r in rounds))
+    if not tested and not (always and named):
+        return {}
+    last = tested[-LAST:]
     return {
-        f"last10_{which}accuracy": math.fsum(last) / len(last) if last else None,
-        f"final_{which}accuracy": tested[-1] if tested else None,
+        last10.name: math.fsum(last) / len(last) if last else None,
+        final.name: tested[-1] if tested else None,
     }
 
 
-def _validation(rounds: Sequence[Mapping[str, Any]], which: str) -> dict[str, float | None]:
-    """The figures of a validation set, and the best round by it; none where there was no such set.
+def _best(
+    rounds: Sequence[Mapping[str, Any]], readout: str, score: Score
+) -> dict[str, float | None]:
+    """The best round by a validation set; nothing where there was no such set.
 
-    The best round is the first with the highest accuracy, and counted from 0 as in rounds.jsonl.
+    It is the first with the best score, and counted from 0 as in rounds.jsonl.
     """
-    field = f"{which}validation_accuracy"
-    if (best := best_round(rounds, field)) is None:
+    best = Number("best", readout, score.name)
+    if (place := best_round(rounds, best.field, score)) is None:
         return {}
-    named = {f"best_{which}round": best, f"best_{field}": rounds[best][field]}
-    return {**_accuracies(rounds, field, f"{which}validation_"), **named}
+    which = readout.removesuffix("validation")
+    return {f"best_{which}round": place, best.name: rounds[place][best.field]}
 
 
-def best_round(rounds: Sequence[Mapping[str, Any]], field: str) -> int | None:
-    """The place of the first record with the highest number in a field; None if none has it.
+def best_round(
+    rounds: Sequence[Mapping[str, Any]], field: str, score: Score = ACCURACY
+) -> int | None:
+    """The place of the first record with the best number in a field; None if none has it.
 
     >>> best_round([{"a": 0.5}, {}, {"a": 0.75}, {"a": 0.75}], "a")
     2
     """
-    scores = {t: r[field] for t, r in enumerate(rounds) if r.get(field) is not None}
-    return max(scores, key=lambda t: scores[t], default=None)
+    scores = {t: v for t, r in enumerate(rounds) if (v := number(r.get(field))) is not None}
+    return max(scores, key=lambda t: score.sign * scores[t], default=None)
 
 
 def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """The result of a finished run; a figure that was never measured is None."""
+    score = score_of(rounds)
     return {
         **figures(rounds),
+        **({"score": score.to_dict()} if score != ACCURACY else {}),
         "versions": {
             "python": platform.python_version(),
             "torch": version("torch"),
@@ -101,10 +125,11 @@ def write_summary(
 
 def summary_damage(summary: Mapping[str, Any]) -> str:
     """Which number a summary lacks; empty if none."""
-    lacking = [name for name in figures([]) if name not in summary]
+    needed = figures([], score_of([], summary))
+    lacking = [name for name in needed if name not in summary]
     if lacking:
         return f"it has no {lacking[0]!r}"
-    wrong = [n for n in figures([]) if summary[n] is not None and number(summary[n]) is None]
+    wrong = [n for n in needed if summary[n] is not None and number(summary[n]) is None]
     return f"its {wrong[0]!r} is no number" if wrong else ""
 
 

@@ -1,5 +1,7 @@
-"""Tuning as in the paper: settings from grids, judged by the training loss of the first rounds.
+"""Tuning: settings from grids, judged by the first rounds.
 
+What judges is the training loss, as in the paper, or the score on a validation set, if there is
+one.
 A trial is an ordinary run that is shortened to these rounds, and all trials are a sweep, sorted by
 score. What is finished is known from the runs' own folders.
 """
@@ -15,17 +17,22 @@ from typing import Any, Literal
 
 from fedglad.config.keys import SEEDS, label, shown
 from fedglad.config.schema import ConfigError
+from fedglad.records import ACCURACY, READOUTS, Score
 from fedglad.rng import stream
 from fedglad.runs.folder import Run, make_folder
 from fedglad.runs.line import number
+from fedglad.runs.scores import Number, metrics_in
 from fedglad.runs.sweeping import Event, Task, first_rounds, parse_grids, sweep, tasks
+from fedglad.tasks.base import score_of
 
 SHARE = 0.2
 METRIC = "train_loss"
 """What the paper chooses by."""
-AVERAGED = ("last10_averaged_accuracy", "final_averaged_accuracy")
-"""What summary.json has beside the others if a run kept an average of its models."""
-METRICS = (METRIC, "last10_accuracy", "final_accuracy", *AVERAGED)
+METRICS = (
+    METRIC,
+    *(Number(when, r, ACCURACY.name).name for r in READOUTS for when in ("last10", "final")),
+)
+"""What classification may be tuned by; other tasks have their own score in place of accuracy."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,36 @@ class Search:
     rounds: int
     full_rounds: int
     out: Path
+
+    @property
+    def score(self) -> Score:
+        """That of the task; trials may differ in its settings, but have one task."""
+        return score_of(self.tasks[0].config.sections["task"])
+
+    @property
+    def validated(self) -> bool:
+        """Whether all trials have a validation set."""
+        data = (task.config.sections["data"] for task in self.tasks)
+        return all(getattr(one, "validation", 0.0) > 0 for one in data)
+
+    @property
+    def metric(self) -> str:
+        """What judges by default: the score on the validation set, else the training loss."""
+        by = Number("last10", "validation", self.score.name).name
+        return by if self.validated else METRIC
+
+    @property
+    def metrics(self) -> list[str]:
+        """What may judge: never the test set, where there is a validation set.
+
+        Data of one's own may bring one that is not known before they are loaded.
+        """
+        metrics = metrics_in([{"test_loss": 0.0}], self.score)
+        own = any(":" in task.config.to_dict()["data"]["name"] for task in self.tasks)
+        held_out = {True} if self.validated else {False, own}
+        readouts = [r for r in READOUTS if r.endswith("validation") in held_out]
+        whens = ("last10", "final")
+        return [METRIC, *(Number(w, r, m).name for m in metrics for r in readouts for w in whens)]
 
     def first(self, trials: int | None = None) -> list[Task]:
         """All combinations in the grid's order, or the first `trials` of a random order.
@@ -76,6 +113,8 @@ class Tuning:
     best: Trial | None
     notes: list[str]
     metric: str = METRIC
+    score: Score = ACCURACY
+    """Of the metric: its name, and whether more is better."""
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON types."""
@@ -134,37 +173,60 @@ def tune(search: Search, *, trials: int | None = None, jobs: int = 1) -> Generat
     return sweep(search.first(trials), jobs=jobs)
 
 
-def result(search: Search, ends: Sequence[Event] = (), *, metric: str = METRIC) -> Tuning:
+def result(search: Search, ends: Sequence[Event] = (), *, metric: str | None = None) -> Tuning:
     """The scores of all combinations that are finished, and which failed of the runs that ended.
 
-    The score is one of METRICS; of an accuracy the largest is the best.
+    The metric is one of the search's; the best by its direction comes first.
     """
-    check_metric(search, metric)
+    metric = check_metric(search, metric)
     trials = [_finished(task, metric) for task in search.tasks if task.finished]
     trials += [_trial(end.task, None, end.reason) for end in ends if end.what == "failed"]
-    places, sign = ["scored", "diverged", "failed"], -1 if metric.endswith("accuracy") else 1
-    trials.sort(key=lambda trial: (places.index(trial.status), sign * (trial.score or 0.0)))
+    judged = Number.named(metric)
+    score = search.score.of(judged.metric if judged else metric)
+    places = ["scored", "diverged", "failed"]
+    trials.sort(key=lambda trial: (places.index(trial.status), -score.sign * (trial.score or 0.0)))
     best = trials[0] if trials and trials[0].status == "scored" else None
     notes = [*_as_good(best, trials), *_at_an_edge(best, search.grid)] if best else []
-    if metric.endswith("accuracy"):
+    if judged and judged.readout.endswith("validation"):
+        notes.append("chosen by the validation set: the test set was not looked at")
+    elif judged:
         notes.append("chosen by the test set: it can no longer tell how good the choice is")
-    return Tuning(search.rounds, search.full_rounds, dict(search.grid), trials, best, notes, metric)
+        by = Number("last10", "validation", judged.metric).name
+        if best and by in (Run(Path(best.folder)).summary or {}):
+            notes.append(f"there is a validation set to choose by: --metric {by}")
+    found = dict(search.grid), trials, best, notes, metric, score
+    return Tuning(search.rounds, search.full_rounds, *found)
 
 
-def check_metric(search: Search, metric: str) -> None:
-    """Raises if the trials will not have this score."""
-    if metric not in METRICS:
-        raise ConfigError(f"--metric {metric!r} is no score: choose from {', '.join(METRICS)}")
-    for task in search.tasks if metric in AVERAGED else ():
+def check_metric(search: Search, metric: str | None) -> str:
+    """The metric, or that of the search; raises if the trials will not have it."""
+    if metric is None:
+        return search.metric
+    known = search.metrics
+    if metric not in known:
+        judged = Number.named(metric)
+        if search.validated and judged and not judged.readout.endswith("validation"):
+            raise ConfigError(
+                f"--metric {metric!r} is of the test set, and there is a validation set to choose "
+                f"by: choose from {', '.join(known)}"
+            )
+        if judged and judged.readout.endswith("validation") and not search.validated:
+            raise ConfigError(
+                f"--metric {metric!r} needs a validation set: --set data.validation=0.1"
+            )
+        raise ConfigError(f"--metric {metric!r} is no score: choose from {', '.join(known)}")
+    judged = Number.named(metric)
+    for task in search.tasks if judged and judged.readout.startswith("averaged") else ():
         sections = task.config.sections
         itself = getattr(sections["server"], "reads_out", None)  # the optimizer keeps one
         if not itself and not getattr(sections["average"], "test", False):
             raise ConfigError(
                 f"--metric {metric!r} needs an average that is tested: --set average.name=ema"
             )
+    return metric
 
 
-def score_of(run: Run, metric: str = METRIC) -> tuple[float, str]:
+def value_of(run: Run, metric: str = METRIC) -> tuple[float, str]:
     """A finished run's score; infinite, and why, for one that diverged."""
     value, reason = score(run.rounds())
     if metric == METRIC or reason:
@@ -192,7 +254,7 @@ def _finished(task: Task, metric: str) -> Trial:
     if len(records) < wanted and not stopped:
         damage = f"rounds.jsonl is damaged: {len(records)} of {wanted} rounds can be read"
         return _trial(task, None, f"{damage}. Remove the folder and tune again")
-    return _trial(task, *score_of(Run(task.folder), metric))
+    return _trial(task, *value_of(Run(task.folder), metric))
 
 
 def _trial(task: Task, score: float | None, reason: str) -> Trial:

@@ -25,7 +25,7 @@ class Kind:
     rows: tuple[bool, ...] = (False, True)
     """Which of its models are shown: the newest (False), the average of its models (True)."""
     by: tuple[str, ...] = ()
-    """Of a summary's numbers, the first that it has chooses the constant."""
+    """Of READOUTS, the first whose score a summary has chooses the constant."""
 
 
 KINDS = {
@@ -34,13 +34,13 @@ KINDS = {
         words="tuned constant",
         replaces=RULE,
         rows=(False,),
-        by=("last10_validation_accuracy", "last10_accuracy"),
+        by=("validation", "test"),
     ),
     "tuned-averaged": Kind(
         words="constant tuned for the average",
         replaces=RULE,
         rows=(True,),
-        by=("last10_averaged_validation_accuracy", "last10_averaged_accuracy"),
+        by=("averaged_validation", "averaged"),
     ),
     "linear": Kind(words="linear decay", replaces=(*RULE, *SCHEDULE)),
     "trial": Kind(words="trial constant", replaces=RULE),

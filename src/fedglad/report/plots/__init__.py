@@ -42,7 +42,8 @@ def left_out(payload: dict[str, Any]) -> list[str]:
 
 def _charts(payload: dict[str, Any]) -> Generator[tuple[str, Sized, Callable[[], Any], str]]:
     """Each chart's name, data and function, and what is missing if there are no data."""
-    reason = "accuracy, loss and GSI by round: no round is recorded"
+    words = payload["score"]["words"]
+    reason = f"{words}, loss and GSI by round: no round is recorded"
     yield "rounds", rounds.panels_of(payload), partial(rounds.draw, payload), reason
     runs: list[RunFigures] = payload["runs"]
     names = [clean(str(run["name"])) for run in runs]

@@ -1,4 +1,4 @@
-"""Accuracy above GSI by round: a line for each group of a comparison."""
+"""The score above GSI by round: a line for each group of a comparison."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,6 @@ from fedglad.analysis.comparison import Comparison
 from fedglad.report import ReportError
 from fedglad.report.plots import style
 
-PANELS = {"accuracy": ("test accuracy, %", 100.0), "gsi": ("GSI over all parameters", 1.0)}
 WIDTH, HEIGHT = 8.0, 3.5  # inches of a panel
 
 
@@ -27,11 +26,13 @@ def draw(comparison: Comparison) -> Any:
     if not groups:
         raise ReportError("there are no rounds to plot: the runs have only a summary")
     same = all(gsi == 1 for _, curves in groups if "gsi" in curves for gsi in curves["gsi"].mean)
-    panels = ["accuracy"] if same else list(PANELS)
+    score = comparison.tested or comparison.score
+    panels = {score.name: (f"test {score.words}{', %' if score.share else ''}", score.unit)}
+    if not same:
+        panels["gsi"] = "GSI over all parameters", 1.0
     figure = style.new_figure(HEIGHT * len(panels), WIDTH)
     column = list(figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0])
-    for axes, panel in zip(column, panels, strict=True):
-        title, unit = PANELS[panel]
+    for axes, (panel, (title, unit)) in zip(column, panels.items(), strict=True):
         place = -1
         for group, curves in groups:
             place += group.averaged_of is None

@@ -1,4 +1,4 @@
-"""Accuracy, loss and GSI by round: several runs overlaid, seeds as a band."""
+"""Score, loss and GSI by round: several runs overlaid, seeds as a band."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -21,12 +21,14 @@ LABEL = 58  # characters of a line of the legend
 MOST = 14  # configurations in the legend
 MANY = 150  # rounds; the lines of more are thinner
 FAINT: dict[str, Any] = {"linewidth": 0.7, "linestyle": "-", "dashes": (2, 1.5)}
+FAINTER: tuple[dict[str, Any], ...] = (FAINT, {**FAINT, "dashes": (0.8, 1.2)})
+"""The second line of a panel, and the third."""
 PANELS = {
-    "accuracy": ["accuracy", "averaged"],
+    "score": ["scores", "averaged", "validation"],
     "loss": ["test_loss", "train_loss"],
     "gsi": ["gsi", "usual"],
 }
-"""The lines of each panel, from above; the second is faint."""
+"""The lines of each panel, from above; all but the first are faint."""
 
 
 def panels_of(payload: dict[str, Any]) -> list[str]:
@@ -52,14 +54,16 @@ def draw(payload: dict[str, Any]) -> Any:
         for panel, axes in by_name.items():
             curves = [_curve(runs, key) for key in PANELS[panel]]
             for k, line in enumerate(curves):
-                _line(axes, line, **style, faint=k > 0)
+                _line(axes, line, **style, faint=k)
             if panel == "gsi":
                 flags |= _mark(axes, runs, curves[0], style["color"])
     if len(groups) == 1:  # the same rounds through all panels, so that their effect is seen
         for flag, rounds in flagged([payload["runs"][k] for k in groups[0]["runs"]]).items():
             for axes, t in product(column, rounds):
                 axes.axvline(t, color=MARKS[flag][1], alpha=0.25, linewidth=0.6, zorder=0)
-    labels = {"accuracy": "test accuracy (%)", "loss": "loss", "gsi": "GSI"}
+    score = payload["score"]
+    tested = f"test {score['words']}{' (%)' if score['share'] else ''}"
+    labels = {"score": tested, "loss": "loss", "gsi": "GSI"}
     for panel, axes in by_name.items():
         axes.set_ylabel(labels[panel])
         axes.grid(True)
@@ -75,11 +79,11 @@ def _curve(runs: Sequence[RunFigures], key: str) -> Curve:
     return curve({t: value for t, value in column if value is not None} for column in columns)
 
 
-def _line(axes: Any, curve: Curve, *, faint: bool, **style: Any) -> None:
+def _line(axes: Any, curve: Curve, *, faint: int, **style: Any) -> None:
     if not curve.rounds:
         return
     if faint:
-        faded: dict[str, Any] = {**FAINT, "color": style["color"], "alpha": 0.8}
+        faded: dict[str, Any] = {**FAINTER[faint - 1], "color": style["color"], "alpha": 0.8}
         axes.plot(curve.rounds, curve.mean, **faded)
         return
     lone: dict[str, Any] = {"marker": ".", "markersize": 3} if len(curve.rounds) == 1 else {}
@@ -130,9 +134,12 @@ def _legend(figure: Any, payload: dict[str, Any], panels: Sequence[str], flags: 
     if "loss" in panels:
         meanings["test loss, GSI" if usual else "test loss"] = Line2D([], [], color="0.3")
     averaged = any(has(run.get("averaged")) for run in payload["runs"])
-    second = ["averaged accuracy"] * averaged + ["training loss"] * ("loss" in panels)
+    words = payload["score"]["words"]
+    second = [f"averaged {words}"] * averaged + ["training loss"] * ("loss" in panels)
     if second := second + ["usual GSI"] * usual:
         meanings[", ".join(second)] = Line2D([], [], **faint)
+    if any(has(run.get("validation")) for run in payload["runs"]):
+        meanings[f"validation {words}"] = Line2D([], [], **dict[str, Any](FAINTER[1], color="0.3"))
     for flag, (marker, colour) in MARKS.items():
         if flag in flags:
             meanings[f"{flag} round"] = Line2D(

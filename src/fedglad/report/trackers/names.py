@@ -12,6 +12,7 @@ from typing import Any
 from fedglad.config.keys import flat
 from fedglad.report.groups import written
 from fedglad.runs.line import number
+from fedglad.runs.scores import FIELD
 
 NAMES: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 """What each name means. `<…>` stands for a name of the run's own, made safe by `Names`."""
@@ -67,10 +68,7 @@ def scalars(
     """The numbers of a round that are known; `usual` is what its GSI was compared with."""
     factors = [group["scale"] for group in record["groups"].values()]
     values: dict[str, float | None] = {
-        "test/accuracy": record["test_accuracy"],
-        "test/loss": record["test_loss"],
-        "averaged/accuracy": record.get("averaged_accuracy"),
-        "averaged/loss": record.get("averaged_loss"),
+        **{_metric(found): record[field] for field in record if (found := FIELD.fullmatch(field))},
         "train/loss": record["train_loss"],
         "gsi/all": record["gsi_all"],
         "gsi/unfiltered": record["gsi_unfiltered"],
@@ -91,6 +89,11 @@ def scalars(
     for name, seconds in record["seconds"].items():
         values[names("seconds", name)] = seconds
     return {name: float(value) for name, value in values.items() if value is not None}
+
+
+def _metric(field: re.Match[str]) -> str:
+    """The name of a metric, which its record has made safe: `test/perplexity`."""
+    return f"{field[1]}/{field[2]}"
 
 
 def summary_scalars(summary: Mapping[str, Any]) -> dict[str, float]:

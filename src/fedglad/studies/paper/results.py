@@ -27,10 +27,11 @@ from fedglad.core.files import write_text
 from fedglad.runs.reader import Run, RunError, run_folders
 from fedglad.runs.summary import summarise, summary_damage
 from fedglad.runs.sweeping import first_rounds
-from fedglad.runs.tuning import AVERAGED
 from fedglad.studies.paper.cells import PaperError
 
 DIGITS = 6  # of GSI and factors: a deep model has hundreds in a round
+AVERAGED = ("last10_averaged_accuracy", "final_averaged_accuracy")
+"""What a summary has beside the others if the run kept an average of its models."""
 IGNORED = ("rounds", "seed", "checkpoint_every")
 """Keys that tell the repetitions of a cell apart, or change nothing in a round."""
 

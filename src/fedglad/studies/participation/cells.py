@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedglad.config.schema import Config, ConfigError, load
+from fedglad.records import Score
+from fedglad.tasks.base import score_of
 
 NONE = "none"  # the rule that all others are compared with
 STUDY = Path(__file__).with_name("study.toml")
@@ -51,6 +53,11 @@ class Cell:
     @property
     def parts(self) -> tuple[Part, Part, Part]:
         return self.problem, self.participation, self.rule
+
+    @property
+    def score(self) -> Score:
+        """What its runs are judged by."""
+        return score_of(self.config(1).sections["task"])
 
     def config(self, draw: int) -> Config:
         """The run of a draw.

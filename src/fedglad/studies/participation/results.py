@@ -12,14 +12,14 @@ from fedglad.runs.reader import Run, RunError
 from fedglad.runs.sweeping import Task
 from fedglad.studies.participation.cells import Cell, StudyError
 
-DIGITS = 5  # of an accuracy
-READOUTS = {"raw": "test_accuracy", "averaged": "averaged_accuracy"}
-"""The two models of a run, the newest and the average, and the field that a record has of each."""
+DIGITS = 5  # of a score
+READOUTS = {"raw": "test", "averaged": "averaged"}
+"""The two models of a run, the newest and the average, and what a record calls each."""
 
 
 @dataclass(frozen=True)
 class Draw:
-    """One run: the accuracy of both models after every tested round."""
+    """One run: the score of both models after every tested round."""
 
     hash: str
     raw: list[float]
@@ -28,8 +28,8 @@ class Draw:
     skipped: int
 
     def last10(self, readout: str) -> float:
-        """The mean accuracy over the last 10 tested rounds, in percent."""
-        return 100 * last_mean(getattr(self, readout))
+        """The mean score over the last 10 tested rounds."""
+        return last_mean(getattr(self, readout))
 
 
 def tasks(chosen: Sequence[Cell], draws: Sequence[int], out: Path) -> list[Task]:
@@ -65,9 +65,10 @@ def finished(task: Task) -> Draw | None:
     try:
         run = Run(task.folder)
         rounds, summary = run.rounds(), run.summary or {}
+        fields = {name: f"{readout}_{run.score.name}" for name, readout in READOUTS.items()}
         columns = {
             name: [round(r[field], DIGITS) for r in rounds if r.get(field) is not None]
-            for name, field in READOUTS.items()
+            for name, field in fields.items()
         }
         seconds, skipped = round(summary["seconds"], 1), summary["skipped"]
     except (RunError, KeyError, TypeError) as error:
