@@ -321,15 +321,15 @@ def _believed(
 ) -> tuple[dict[str, Any], list[str]]:
     """The summary, by the rounds where all of them are there; and what is not as it was written."""
     doubts, records = [CHANGED] if run.config_changed else [], objects(lines.records)
+    rounds = summary.get("rounds") if "stopped" in summary else config.get("rounds")
     if lines.damage:
         doubts.append(f"{lines.damage}; what follows is not read, and the summary counts")
-    elif len(records) == config.get("rounds") and (wrong := disagreement(summary, records)):
+    elif len(records) == rounds and (wrong := disagreement(summary, records)):
         doubts.append(f"{wrong}: the rounds count")
         summary = {**summary, **figures(records)}
-    elif len(records) != config.get("rounds") and (run.folder / "checkpoints").is_dir():
+    elif len(records) != rounds and (run.folder / "checkpoints").is_dir():
         # Somebody may have kept no more than the results of a run: those have no checkpoints.
-        rounds = f"{len(records)} of {config.get('rounds')} rounds"
-        doubts.append(f"rounds.jsonl has {rounds}, and the summary counts")
+        doubts.append(f"rounds.jsonl has {len(records)} of {rounds} rounds, and the summary counts")
     return summary, doubts
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedglad.config.keys import SEEDS, flat, label
-from fedglad.config.schema import FORMAT, ConfigError, find
+from fedglad.config.schema import FORMAT, ConfigError, find, younger
 from fedglad.runs.twins import KINDS, kind_of, replaces, words_of
 
 KEYS = 4  # in a label, if so many distinguish the groups
@@ -120,8 +120,7 @@ def settings_of(
     """
     versions = {"format": FORMAT} if summary is None else summary.get("versions")
     made = versions.get("format", 1) if isinstance(versions, Mapping) else 1
-    # Older files have neither the section nor the key.
-    tree = {"average": {"name": "none"}, **config}
+    tree = {**younger(), **config}
     if isinstance(data := config.get("data"), Mapping):
         tree["data"] = {"validation": 0.0, **data}
     tree |= {"engine": _engine(config.get("engine")), "format": made}

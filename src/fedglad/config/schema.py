@@ -95,6 +95,16 @@ KEEP = ("client", "sampler", "engine")
 the class has it in `fixed`."""
 
 
+def younger() -> dict[str, Any]:
+    """What an older file stands for in the sections and keys that it does not have."""
+    made = {section: none() for section, none in YOUNGER.items()}
+    sections = {
+        section: {"name": _name_of(section, settings), **_values(settings)}
+        for section, settings in made.items()
+    }
+    return json.loads(json.dumps({**YOUNGER_KEYS, **sections}))
+
+
 class ConfigError(ValueError):
     """A configuration that cannot be run; the message says which key, the value and the way out."""
 
