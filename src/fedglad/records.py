@@ -413,6 +413,7 @@ class Round:
     label_similarity: float | None = None
     alarm: str | None = None  # "one-sided", "outlier": see trust.py
     seconds: dict[str, float] = field(default_factory=dict[str, float])
+    warning: str = ""  # said once, and not kept
 
     def to_dict(self) -> dict[str, Any]:
         """One line of a run's `rounds.jsonl`."""

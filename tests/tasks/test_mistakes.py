@@ -433,6 +433,21 @@ def test_a_rate_far_too_large_leaves_the_model_as_it_was():
         assert found.test_loss < 3
 
 
+@pytest.mark.parametrize(("rate", "warned"), [(1e6, 1), (0.1, 0)])
+def test_training_that_runs_away_is_said_once(rate: float, warned: int, caplog: Any):
+    """Updates that are far too large, but finite and all alike, are no single client's fault."""
+    torch.manual_seed(2)
+    model = nn.Linear(5, 3)
+    rounds = play(model, client__lr=rate, client__clip_norm=0.0, rounds=4)
+    said = [found.warning for found in rounds if found.warning]
+    logged = [entry.message for entry in caplog.records if "runs away" in entry.message]
+    assert len(said) == len(logged) == warned
+    if warned:
+        assert "the test loss is" in said[0]
+        assert "Lower client.lr or server.lr" in said[0]
+        assert "warning" not in rounds[0].to_dict()
+
+
 # ------------------------------------------------------------------------ through the command line
 
 MODULE = """

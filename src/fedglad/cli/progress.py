@@ -52,11 +52,15 @@ class ShowRun(_Live):
     def round(self, done: Round) -> None:
         self.seen += 1
         line = round_line(done, self.rounds)
+        if done.warning and not self.quiet:
+            console.print(f"round {done.t + 1}: [yellow]{escape(done.warning)}[/]", soft_wrap=True)
         if self.live:
             self.progress.update(self.task, completed=done.t + 1, description=line)
             if done.alarm:  # the line above is gone with the next round
                 console.print(line)
-        elif not self.quiet and (done.alarm or (done.t + 1) % max(1, self.rounds // 10) == 0):
+        elif not self.quiet and (
+            done.alarm or done.warning or (done.t + 1) % max(1, self.rounds // 10) == 0
+        ):
             console.print(line, soft_wrap=True)
 
 

@@ -240,7 +240,9 @@ class Config:
         assert model is not None
         data = self.load_data() if data is None else data
         task = parts["task"] if task is None else as_task(task)
-        check(model, data, name, settings, task=task, batch_size=parts["client"].batch_size or 64)
+        loss = check(
+            model, data, name, settings, task=task, batch_size=parts["client"].batch_size or 64
+        )
         seed, share = getattr(parts["data"], "seed", 0), getattr(parts["data"], "validation", 0.0)
         data = held_out(data, share, seed if isinstance(seed, int) else 0)
         if self.stop_after and validation_of(data) is None:
@@ -255,6 +257,7 @@ class Config:
             model=model,
             data=data,
             task=task,
+            start_loss=loss,
             client=parts["client"],
             sampler=parts["sampler"],
             optimizer=parts["server"].within(self.rounds),

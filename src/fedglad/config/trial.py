@@ -40,12 +40,12 @@ def check(
     *,
     task: Any = None,
     batch_size: int = 64,
-) -> None:
+) -> float:
     """Raises ValueError if a model cannot be trained for a task on the data, or lacks scores.
 
-    One sample of the test set is tried, and one batch of the first client through loss, backward
-    and metrics, on a copy of the model. `settings` are those that built the model: what to set in
-    them is named, if that is enough.
+    Else it gives the model's loss on some test samples. A sample of the test set is tried, and a
+    batch of the first client through loss, backward and metrics, on a copy. `settings`
+    are those that built the model: what to set in them is named, if that is enough.
     """
     task = Classification() if task is None else task
     if lacking := [name for name in ("loss", "metrics") if not _has(task, name)]:
@@ -82,15 +82,18 @@ def check(
         raise ValueError("the data has no clients")
     if not any(True for _ in model.parameters()):
         raise ValueError(f"model {name} has no parameters: there is nothing to train")
-    try_task(model, data, task, (x, y), prepare=prepare, batch_size=batch_size)
+    loss = try_task(model, data, task, (x, y), prepare=prepare, batch_size=batch_size)
     if by_scores:
         _refuse_not_finite(model, x, prepare, chunk_of(task))
+    return loss
 
 
 def try_task(
     model: nn.Module, data: Any, task: Any, held: Any, *, prepare: Any, batch_size: int
-) -> None:
+) -> float:
     """Raises ValueError if a batch cannot go through the task's loss, backward and metrics.
+
+    Else it gives the loss of the test set's first samples.
 
     It is one of the first client, and one of the test set. A client may have a fault of its own,
     with which it fails alone: the next ones are tried then.
@@ -110,13 +113,14 @@ def try_task(
             prepare,
             training=True,
         )
-        if not wrong:
+        if not isinstance(wrong, str):
             break
         faults.append(wrong)
     if faults and len(faults) == min(TRIED, data.clients):
         raise ValueError(_cannot(task, "trained", "client 0", faults[0]))
-    if wrong := _trial(model, task, test, prepare, training=False):
-        raise ValueError(_cannot(task, "measured", "the test set", wrong))
+    loss = _trial(model, task, test, prepare, training=False)
+    if isinstance(loss, str):
+        raise ValueError(_cannot(task, "measured", "the test set", loss))
     chosen: Any = validation_of(data)
     if chosen is not None and (wrong := _unusable(chosen, kind)):
         wrong = wrong.replace("the client has", "it has")
@@ -132,6 +136,7 @@ def try_task(
         all_y = getattr(data, "y", None)
         if isinstance(all_y, Tensor) and len(all_y) and (wrong := task.misfit(scores, all_y)):
             raise ValueError(_cannot(task, "trained", "all clients", wrong))
+    return loss
 
 
 def _cannot(task: Any, done: str, whose: str, wrong: str) -> str:
@@ -173,8 +178,8 @@ def _scores(model: nn.Module, x: Any, prepare: Any) -> Tensor:
 
 def _trial(
     model: nn.Module, task: Any, samples: Sequence[Any], prepare: Any, *, training: bool
-) -> str:
-    """What is wrong with a batch of a task; empty if nothing is."""
+) -> str | float:
+    """What is wrong with a batch of a task; its loss, if nothing is."""
     twin = copied(model)
     device = next((p.device for p in twin.parameters()), torch.device("cpu"))
     x, y = (batch.to(tree, device) for tree in samples)
@@ -221,7 +226,7 @@ def _trial(
         return _cause(error) + (f"; the largest id among the inputs is {max(ids)}" if ids else "")
     except Exception as error:
         return _cause(error)
-    return ""
+    return float(loss.detach())
 
 
 def _misfit_of(task: ByScores, scores: Any, y: Any) -> str:

@@ -1,6 +1,7 @@
 """A federated run as a generator of rounds; reads like the paper's algorithm."""
 
 import logging
+import math
 import shutil
 import tempfile
 import time
@@ -37,6 +38,7 @@ from fedglad.weights import Samples
 
 logger = logging.getLogger("fedglad")
 
+RUN_AWAY = 100.0  # times the loss before the first step, or 1 if that is less
 COUNTED = 1_000  # up to so many clients the labels of the whole population are counted once
 
 
@@ -50,6 +52,7 @@ class Parts:
     model: nn.Module
     data: Federation
     task: Task = field(default_factory=Classification)
+    start_loss: float = math.inf  # on some test samples, before the first step
     client: Plain
     sampler: Sampler
     optimizer: Optimizer
@@ -84,7 +87,7 @@ class Simulation(Driver):
         )
         parts.sampler.check(self.pool)
         self.validates = validation_of(parts.data) is not None
-        self.score = score_of(parts.task)
+        self.score, self.warned = score_of(parts.task), False
         self.stopping = Stopping(parts.stop_after, parts.max_seconds)
         self.tested_clients = drawn(parts.data, parts.eval_clients, parts.seed)
         self.counts = _counts(self.pool)
@@ -155,8 +158,22 @@ class Simulation(Driver):
                 alarm=alarm,
                 seconds={"train": trained - begin, "test": time.perf_counter() - trained},
             )
+            if not self.warned and (lost := self._lost(played)):
+                self.warned = True
+                logger.warning("round %d: %s", t, lost)
+                played = replace(played, warning=lost)
             stopping.look_at(played)
             yield played
+
+    def _lost(self, played: Round) -> str:
+        """That training has run away, by the test loss; empty if it has not."""
+        loss, start = played.test_loss, self.parts.start_loss
+        if loss is None or (math.isfinite(loss) and loss <= RUN_AWAY * max(start, 1.0)):
+            return ""
+        return (
+            f"the test loss is {loss:.3g}, and was {start:.3g} before the first step: training "
+            "runs away. Lower client.lr or server.lr, or set client.clip_norm"
+        )
 
     def recall(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Takes the records of the rounds that are done, by which the run may have to stop."""
