@@ -78,6 +78,8 @@ def refusal(parts: Parts) -> str | None:
     if parts["filter"].robust and (weighting.keeps_updates or not weighting.normalises):
         return "ignores weights, so .* would have no effect: use Equal or Samples"
     if isinstance(parts.get("estimator"), Estimator):
+        if optimizer.judges_mean:
+            return "follows the cohort's mean by how much its updates disagree, and that says"
         if parts["filter"].robust or isinstance(parts["filter"], MultiKrum):
             return "takes those that are like each other: use filter.name = norm-clip, distrust or"
         if not weighting.unbiased:

@@ -241,7 +241,7 @@ class Still:
     """A server whose model is the number of the round."""
 
     def __init__(self, t: int) -> None:
-        self.state = self.averaged = {"w": torch.tensor([float(t)])}
+        self.trained = self.trained_average = {"w": torch.tensor([float(t)])}
 
 
 def test_the_best_model_is_that_of_the_lowest_error_also_after_a_resume(tmp_path: Path):

@@ -122,7 +122,8 @@ def _difference(theirs: Config, ours: Config) -> str:
     """The first setting that two configurations do not share, with both values."""
     there, here = flat(theirs.to_dict()), flat(ours.to_dict())
     keys = [key for key in {**there, **here} if there.get(key) != here.get(key)]
-    key = next((key for key in keys if not key.startswith("trust.")), "trust")  # it moves no model
+    # Trust moves no model, and of the task only clients know.
+    key = next((key for key in keys if not key.startswith(("trust.", "task."))), "trust")
     return f"{key} = {there.get(key)!r} and here {here.get(key)!r}"
 
 
