@@ -880,7 +880,7 @@ def test_the_clients_own_scores(tmp_path: Path):
         record(3, client_scores=own(None, None, None)),
     ]
     write(tmp_path / "run", records)
-    line = {"round": 2, "ids": [1, 9], "scores": [0.875, 0.5]}
+    line = {"round": 2, "ids": [0, 1, 9], "scores": [1e9, 0.875, 0.5]}
     (tmp_path / "run" / "client_scores.jsonl").write_text(json.dumps(line) + "\n")
     (run,) = payload([read(tmp_path / "run")])["runs"]
     assert run["own"] == {
@@ -895,7 +895,7 @@ def test_the_clients_own_scores(tmp_path: Path):
     assert run["averaged_own"]["mean"] == [80]
     assert (run["averaged_own"]["low"], run["averaged_own"]["high"]) == ([70], [90])
     assert [row[0] for row in run["clients"]] == [0, 1]
-    assert run["client_columns"]["own"] == [None, 87.5]
+    assert run["client_columns"]["own"] == [None, 87.5]  # 1e9 is no share
 
 
 def test_without_them_there_is_nothing_of_them(tmp_path: Path):

@@ -136,9 +136,7 @@ def run(view: RunView, *, share: int = 1) -> RunFigures:
         "left_out": sum(by_design(client.get("rejected")) for client in everybody),
         "clients": rows(kept),
         "clients_left_out": len(summaries) - len(kept),
-        "client_columns": columns(
-            summaries, kept, {k: score.unit * x for k, x in view.client_scores.items()}
-        ),
+        "client_columns": columns(summaries, kept, _shown_scores(view.client_scores, score)),
         "to_look_at": [client.id for client in summaries if client.to_look_at],
         "seconds": short(seconds(view)),
         "missing": [_sentence(note) for note in notes],
@@ -336,6 +334,12 @@ def seconds(view: RunView) -> float:
 
 def _scores(rounds: Sequence[Record], score: Score, readout: str) -> list[float | int | None]:
     return _column(rounds, f"{readout}_{score.name}", unit=score.unit)
+
+
+def _shown_scores(scores: Mapping[int | str, float], score: Score) -> dict[int | str, float]:
+    """As the page shows them; a share that is none is left out."""
+    good = {k: x for k, x in scores.items() if not score.share or 0 <= x <= 1}
+    return {k: score.unit * x for k, x in good.items()}
 
 
 def _column(rounds: Sequence[Record], key: str, unit: float = 1) -> list[float | int | None]:

@@ -396,13 +396,15 @@ class Run:
         except OSError as error:
             missing.append(f"{CLIENT_SCORES} cannot be read ({error.strerror})")
             return {}
-        for k, line in enumerate(reversed(lines)):
-            scores = None if checksums.verify(line) == "damaged" else _scores_by_client(parse(line))
-            if scores is not None:
-                return scores
-            if k or not waiting:  # else it may be half written
-                missing.append(f"{CLIENT_SCORES} is damaged at its end: older scores are shown")
-        return {}
+        read = [
+            None if checksums.verify(line) == "damaged" else _scores_by_client(parse(line))
+            for line in reversed(lines)
+        ]
+        known = [scores for scores in read if scores is not None]
+        half_written = waiting and (known or len(read) < 2)
+        if read and read[0] is None and not half_written:
+            missing.append(f"{CLIENT_SCORES} is damaged at its end: older scores are shown, if any")
+        return known[0] if known else {}
 
     def _go_on(self, path: Path) -> bytes:
         """Reads from where it stopped; the part of a line at the end is returned, and not kept.
