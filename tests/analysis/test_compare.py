@@ -12,7 +12,7 @@ from cli.test_cli import said
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
-from fedglad.analysis.comparison import compare
+from fedglad.analysis.comparison import ToTarget, compare
 from fedglad.analysis.grouping import CompareError, labels_of
 from fedglad.analysis.statistics import interval, students_t
 from fedglad.cli import app
@@ -20,6 +20,7 @@ from fedglad.config.keys import label
 from fedglad.config.schema import load
 from fedglad.report.plots import comparison as plots
 from fedglad.report.plots import style
+from fedglad.runs.summary import figures
 
 
 def call(*args: str | Path) -> Any:
@@ -865,11 +866,20 @@ def test_a_long_label_is_not_cut_in_a_pipe(finished: Any):
 def test_json_has_everything(pairs: list[Path]):
     result = call("compare", *pairs, "--json", "--baseline", "none")
     found = json.loads(result.stdout)
-    assert found.keys() == {"metric", "baseline", "groups", "notes", "score", "tested", "final"}
+    assert found.keys() == {
+        "metric",
+        "baseline",
+        "groups",
+        "notes",
+        "score",
+        "tested",
+        "final",
+        "target",
+    }
     assert found["groups"][0].keys() == {
         *("label", "config", "runs", "seeds", "values", "mean", "std", "final_mean", "difference"),
         *("control_of", "factors", "over_control", "stability", "curves"),
-        *("averaged_of", "over_newest", "control", "over_controls"),
+        *("averaged_of", "over_newest", "control", "over_controls", "to_target", "clients"),
     }
     glad = found["groups"][1]
     assert glad["config"] == {"adapter.name": "glad"}
@@ -894,3 +904,118 @@ def test_a_mistake_is_one_message_and_exit_code_2(tmp_path: Path, finished: Any)
 
 def test_values_that_look_alike_get_labels_that_do():
     assert labels_of([{"server.lr": 1}, {"server.lr": "1"}]) == ["server.lr=1", "server.lr=1"]
+
+
+# --------------------------------------------------------------------------- rounds to a target
+
+BYTES = {"down": 1_000_000, "up": 100_000}
+
+
+@pytest.fixture
+def tested(finished: Any):
+    """Makes a run by its accuracies, and those of its average, round by round."""
+
+    def make(
+        accuracies: list[float], averaged: list[float] | None = None, **settings: Any
+    ) -> tuple[Path, list[dict[str, Any]], dict[str, Any]]:
+        folder = finished(0.5, rounds=len(accuracies), **settings)
+        cohort = [{"id": 0, "loss": 1.0}, {"id": 1, "loss": 1.0}]
+        records: list[dict[str, Any]] = []
+        for t, accuracy in enumerate(accuracies):
+            more = {"averaged_accuracy": averaged[t]} if averaged else {}
+            records.append({"round": t, "clients": cohort, "test_accuracy": accuracy, **more})
+        summary = {**figures(records), "update_bytes": BYTES}
+        save(folder, records, summary)
+        return folder, records, summary
+
+    return make
+
+
+def save(folder: Path, records: list[dict[str, Any]], summary: dict[str, Any]) -> None:
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def test_rounds_and_bytes_to_a_target(tested: Any):
+    none = {"adapter__name": "none", "average__name": "none"}
+    runs = [tested([0.5, 0.7, 0.8, 0.9], seed=1, **none)[0]]  # 3 rounds · 2 clients · 1.1 MB: 6.6
+    runs.append(tested([0.5, 0.8, 0.7, 0.7], seed=2, **none)[0])  # 2 · 2 · 1.1: 4.4
+    slow, records, summary = tested([0.5, 0.6, 0.7, 0.85], seed=1, average__name="none")
+    records[0] = {**records[0], "clients": [{"id": 0, "loss": 1.0}, {"id": 1, "rejected": "late"}]}
+    save(slow, records, summary)  # 8 · 1 MB there, 7 · 0.1 MB back: 8.7
+    runs += [slow, tested([0.5, 0.6, 0.7, 0.79], seed=2, average__name="none")[0]]
+    found = compare(runs, target="80 %")
+    assert found.target == 0.8
+    first, second = (group.to_target for group in found.groups)
+    assert first == ToTarget(2, 2, rounds=2.5, bytes=5.5e6, by_run=[3, 2])
+    assert second == ToTarget(1, 2, rounds=4, bytes=8.7e6, by_run=[4, None])
+    shown = call("compare", *runs, "--target", "0.8")
+    assert shown.exit_code == 0, shown.output
+    rows = [line for line in shown.output.splitlines() if "adapter.name=" in line][:2]
+    assert "rounds to 80.0 %" in shown.output
+    assert "MB to it" in shown.output
+    assert "2.5 (2 of 2)" in rows[0]
+    assert " 5.5 " in rows[0]
+    assert "4.0 (1 of 2)" in rows[1]
+    assert " 8.7 " in rows[1]
+    made = json.loads(call("compare", *runs, "--target", "80%", "--json").stdout)
+    assert made["target"] == 0.8
+    assert made["groups"][1]["to_target"]["by_run"] == [4, None]
+    never = call("compare", *runs, "--target", "0.95")
+    assert [line.count("–") for line in never.output.splitlines() if "baseline" in line] == [2]
+    assert "rounds to" not in call("compare", *runs).output
+
+
+def test_the_row_of_averages_goes_by_their_tests(tested: Any):
+    run, _, summary = tested([0.5, 0.6, 0.9], averaged=[0.4, 0.8, 0.9], average__name="ema")
+    newest, averaged = compare([run], target=0.8).groups
+    assert newest.to_target is not None
+    assert newest.to_target.rounds == 3
+    assert averaged.to_target is not None
+    assert averaged.to_target.rounds == 2
+    assert averaged.to_target.bytes == 4.4e6  # 2 rounds · 2 clients · 1.1 MB
+    del summary["update_bytes"]  # as older runs have it
+    (run / "summary.json").write_text(json.dumps(summary))
+    older = compare([run], target=0.8).groups[0].to_target
+    assert older == ToTarget(1, 1, rounds=3, bytes=None, by_run=[3])
+    for damaged in (3, {"down": 1}, {"down": "x", "up": 1}):
+        (run / "summary.json").write_text(json.dumps({**summary, "update_bytes": damaged}))
+        assert compare([run], target=0.8).groups[0].to_target == older
+
+
+def test_a_run_whose_rounds_are_not_there_is_not_counted(tested: Any, finished: Any):
+    whole, _, _ = tested([0.5, 0.9], seed=1)
+    cut, records, summary = tested([0.5, 0.9], seed=2)
+    save(cut, records[:1], summary)
+    found = compare([whole, cut], target=0.8)
+    assert found.groups[0].to_target == ToTarget(1, 1, rounds=2, bytes=4.4e6, by_run=[2, None])
+    assert f"{cut}: its rounds do not say whether it reached the target" in found.notes
+
+
+@pytest.mark.parametrize("target", ["80", "-0.1", "nan", "much", "180%", ""])
+def test_a_target_that_is_none_is_refused(tested: Any, target: str):
+    result = call("compare", tested([0.5])[0], f"--target={target}")
+    assert result.exit_code == 2
+    assert "accuracy is a share from 0 to 1, such as 0.8 or 80%" in said(result)
+
+
+# --------------------------------------------------------------------------- single clients
+
+
+def test_scores_of_single_clients_are_shown_where_every_run_has_them(averaged: list[Path]):
+    assert "single clients" not in call("compare", *averaged).output
+    for k, folder in enumerate(averaged[:3]):
+        summary = json.loads((folder / "summary.json").read_text())
+        names = ("mean", "worst_decile", "std")
+        own = {f"last_client_{n}": x + k / 100 for n, x in zip(names, (0.7, 0.4, 0.1), strict=True)}
+        of_average = {f"last_averaged_client_{n}": 0.75 for n in names}
+        (folder / "summary.json").write_text(json.dumps({**summary, **own, **of_average}))
+    shown = call("compare", *averaged)
+    head, row, mean = shown.output.partition("Accuracy of single clients")[2].splitlines()[1:4]
+    assert [part for part in head.split() if part != "%"] == ["mean", "worst", "tenth", "std"]
+    assert row.split()[-3:] == ["71.00", "41.00", "11.00"]  # (.70 + .71 + .72) / 3, and so on
+    assert mean.split()[-3:] == ["75.00"] * 3
+    groups = json.loads(call("compare", *averaged, "--json").stdout)["groups"]
+    assert groups[0]["clients"]["worst_decile"] == pytest.approx(0.41)
+    assert groups[1]["clients"]["score"] == {"name": "accuracy", "higher": True}
+    assert groups[2]["clients"] is None

@@ -321,6 +321,7 @@ def test_the_columns_of_the_table_of_clients(tmp_path: Path):
         "worst": [1, 2, 0, 3],  # 2 is to look at, 3 was flagged once, of 4 nothing is known
         "share": [0.5, 0.5, 0.5, 0],
         "loss": [1, 1, 1, None],
+        "own": None,
         "ratio": [1, 1, 1, None],
         "left_out": None,
         "clipped": [1, 0, 0, 0],
@@ -863,3 +864,43 @@ def test_runs_of_other_lengths_are_not_paired(tmp_path: Path):
     assert [told["runs"][k]["name"] for k in base["runs"]] == ["none"]  # the first without a rule
     assert any("4 and 2 rounds" in note for note in told["notes"])
     assert sum("ain over" in tile["label"] for tile in told["headline"]) == 1
+
+
+# ------------------------------------------------------------------------------ clients' own scores
+
+
+def test_the_clients_own_scores(tmp_path: Path):
+    def own(mean: float | None, worst: float | None, std: float | None) -> dict[str, Any]:
+        return {"score": "accuracy", "count": 4, "mean": mean, "worst_decile": worst, "std": std}
+
+    records = [
+        record(0, client_scores=own(0.5, 0.125, 0.625)),
+        record(1),
+        record(2, client_scores=own(0.75, 0.5, None), averaged_client_scores=own(0.8, 0.6, 0.1)),
+        record(3, client_scores=own(None, None, None)),
+    ]
+    write(tmp_path / "run", records)
+    line = {"round": 2, "ids": [0, 1, 9], "scores": [1e9, 0.875, 0.5]}
+    (tmp_path / "run" / "client_scores.jsonl").write_text(json.dumps(line) + "\n")
+    (run,) = payload([read(tmp_path / "run")])["runs"]
+    assert run["own"] == {
+        "rounds": [1, 3],  # people count from 1
+        "count": [4, 4],
+        "mean": [50, 75],
+        "worst": [12.5, 50],
+        "std": [62.5, None],
+        "low": [0, None],  # 50 − 62.5 is no share
+        "high": [100, None],
+    }
+    assert run["averaged_own"]["mean"] == [80]
+    assert (run["averaged_own"]["low"], run["averaged_own"]["high"]) == ([70], [90])
+    assert [row[0] for row in run["clients"]] == [0, 1]
+    assert run["client_columns"]["own"] == [None, 87.5]  # 1e9 is no share
+
+
+def test_without_them_there_is_nothing_of_them(tmp_path: Path):
+    run = one(tmp_path, [record(0)])
+    assert (run["own"], run["averaged_own"], run["client_columns"]["own"]) == (None, None, None)
+    made = page.html(payload([read(tmp_path)]))
+    assert "Clients’ own scores</h2>" in made
+    assert '<section id="own-section" aria-labelledby="own-title" hidden>' in made

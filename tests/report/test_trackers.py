@@ -32,6 +32,7 @@ from fedglad.report.trackers import (
 )
 from fedglad.report.trackers.names import Names, hyperparameters, scalars, summary_scalars
 from fedglad.runs import Run, execute
+from fedglad.runs.line import clean
 from fedglad.trust import Alarm
 from tests.report import made
 
@@ -525,6 +526,16 @@ def test_a_skipped_round_and_rejected_updates_are_told():
         "cohort/rejected": 1.0,
         "round/skipped": 1.0,
     }
+
+
+def test_the_scores_of_single_clients_are_written():
+    own = {"score": "accuracy", "count": 2, "mean": 0.5, "worst_decile": 0.25, "std": None}
+    checked = clean(made.record(0, client_scores=own, averaged_client_scores=own))
+    assert checked is not None
+    found = scalars(checked[0], Names(), usual=None, flag=None)
+    named = {name: x for name, x in found.items() if name.startswith("clients/")}
+    assert named == {"clients/mean": 0.5, "clients/worst_decile": 0.25}
+    assert {"clients/mean", "clients/worst_decile", "clients/std"} <= NAMES.keys()
 
 
 def test_own_names_are_made_safe():

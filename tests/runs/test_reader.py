@@ -561,3 +561,40 @@ def test_reading_loads_no_torch():
     script = "import sys, fedglad.runs.reader; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "False"
+
+
+# --------------------------------------------------------------------------- clients' own scores
+
+
+def test_the_last_scores_of_single_clients(tmp_path: Path):
+    run = write(tmp_path / "run", [record(0)])
+    assert read(run).client_scores == {}
+    first = {"round": 0, "ids": [0, "b", 2], "scores": [0.5, 0.25, None]}
+    second = {"round": 3, "ids": [0, "b", 2], "scores": [0.75, 1, None]}
+    before = Run(run).version()
+    damage(run, lines(first, second), "client_scores.jsonl")
+    assert Run(run).version() != before
+    assert read(run).client_scores == {0: 0.75, "b": 1}
+    missing = read(run).missing
+    damage(run, lines(first, second)[:-10], "client_scores.jsonl")  # a live run writes it now
+    assert read(run).client_scores == {0: 0.5, "b": 0.25}
+    assert read(run).missing == missing
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [b"\xff", b"[]", b'{"ids": [1]}', b'{"ids": [1], "scores": []}', b'{"ids": 3, "scores": 4}'],
+)
+def test_hostile_scores_of_single_clients_are_said(tmp_path: Path, bad: bytes):
+    run = write(tmp_path / "run", [record(t) for t in range(3)], finish=True)
+    good = {"round": 0, "ids": [7, None, [1], 9], "scores": [0.5, 1, 1, "x"]}
+    damage(run, lines(good).encode() + bad, "client_scores.jsonl")
+    view = read(run)
+    assert view.client_scores == {7: 0.5}
+    note = "client_scores.jsonl is damaged at its end: older scores are shown, if any"
+    assert view.missing.count(note) == 1
+    damage(run, bad + b"\n" + bad, "client_scores.jsonl")
+    assert read(run).client_scores == {}
+    assert read(run).missing.count(note) == 1
+    (run / "summary.json").unlink()  # of a live run the last line alone may be half written
+    assert note in read(run).missing

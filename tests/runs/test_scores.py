@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from typer.testing import CliRunner
 
 from fedglad.analysis.comparison import CompareError, compare
 from fedglad.cli import app
-from fedglad.cli.progress import results, round_line, validation
+from fedglad.cli.progress import results, round_line, single_clients, validation
 from fedglad.config.schema import ConfigError, load
 from fedglad.data.federation import Partitioned
-from fedglad.records import ACCURACY, Record, Round, Score
+from fedglad.records import ACCURACY, ClientScores, Record, Round, Score
 from fedglad.report import page
 from fedglad.report.figures import payload
 from fedglad.report.headline import verdict
@@ -629,3 +630,68 @@ def test_a_metric_whose_name_no_record_takes_is_refused(name: str):
     config = load("digits", {k: v for k, v in SETTINGS.items() if k != "task.name"})[1]
     with pytest.raises(ValueError, match=f"its metric is called '{name}'"):
         config.plan(task=odd_task(name))
+
+
+# ------------------------------------------------------------------------- single clients' scores
+
+OWN = {"score": "accuracy", "count": 9, "left_out": 1, "mean": 0.7, "worst_decile": 0.4, "std": 0.1}
+
+
+def test_the_scores_of_single_clients_are_kept():
+    own, average = OWN, {"count": 3, "mean": 4.5, "worst_decile": None, "std": 0.0}
+    given = {"client_scores": {**own, "more": "<b>"}, "averaged_client_scores": average}
+    checked = clean({"round": 0, "status": "stepped", **given})
+    assert checked is not None
+    record, bad = checked
+    assert (record["client_scores"], record["averaged_client_scores"]) == (own, average)
+    assert bad == []
+    plain = clean({"round": 0, "status": "stepped"})
+    assert plain is not None
+    assert "client_scores" not in plain[0]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        None,
+        7,
+        [OWN],
+        {},
+        {**OWN, "count": -1},
+        {**OWN, "count": True},
+        {**OWN, "count": 10**30},
+        {**OWN, "score": "<script>"},
+        {**OWN, "score": ["accuracy"]},
+    ],
+)
+def test_hostile_scores_of_single_clients_are_left_out(raw: Any):
+    record = {"round": 0, "status": "stepped", "client_scores": raw}
+    checked = clean(record)
+    assert checked is not None
+    assert "client_scores" not in checked[0]
+    assert checked[1] == ["client_scores"]
+    figures([record])  # of a record as it is, too
+
+
+def test_a_figure_of_single_clients_that_is_none_is_left_out():
+    raw = {**OWN, "mean": 1.5, "worst_decile": "x", "std": -1, "left_out": 0.5}
+    checked = clean({"round": 0, "status": "stepped", "client_scores": raw})
+    assert checked is not None
+    nothing = dict.fromkeys(("mean", "worst_decile", "std", "left_out"))
+    assert checked[0]["client_scores"] == {"score": "accuracy", "count": 9, **nothing}
+    assert set(checked[1]) == {"client_scores"}
+
+
+def test_the_terminal_shows_the_scores_of_single_clients():
+    # 20 clients, 0.05 … 1.00: mean 0.525, worst two (0.05 + 0.10)/2 = 0.075
+    own = ClientScores(Score(), tuple(range(20)), tuple(k / 20 for k in range(1, 21)))
+    done = Round(4, (1, 2), Record("stepped"), test_accuracy=0.5, client_scores=own)
+    assert "clients 52.5 % (worst tenth 7.5 %)" in round_line(done, 9)
+    assert "worst tenth" not in round_line(replace(done, client_scores=None), 9)
+    summary = {"last_client_mean": 4.5, "last_client_worst_decile": 9.0}
+    average = {"last_averaged_client_mean": 4.0, "last_averaged_client_worst_decile": None}
+    score = Score("mae", higher=False)
+    assert single_clients(summary, score) == "clients 4.5 (worst tenth 9)"
+    both = "clients 4.5 (worst tenth 9), averaged 4 (worst tenth –)"
+    assert single_clients({**summary, **average}, score) == both
+    assert single_clients({"last_client_mean": None}) == ""

@@ -1,10 +1,10 @@
 """Runs side by side: mean and spread over the seeds, and paired differences to a baseline."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 from fedglad.analysis.curves import Curve, Series, curve, series
 from fedglad.analysis.grouping import (
@@ -20,11 +20,12 @@ from fedglad.analysis.grouping import (
     settings_of,
 )
 from fedglad.analysis.statistics import Stability, interval, spread, stability
+from fedglad.analysis.targets import Reached, rounds_to, target_of
 from fedglad.config.keys import SEEDS
 from fedglad.config.keys import label as label_of
 from fedglad.config.presets import shortened
 from fedglad.records import ACCURACY, Score
-from fedglad.runs.line import number
+from fedglad.runs.line import clean, number
 from fedglad.runs.reader import CHANGED, Lines, Run, RunError, objects, run_folders, skipped_of
 from fedglad.runs.scores import Number, score_of
 from fedglad.runs.summary import disagreement, figures
@@ -38,6 +39,8 @@ class Entry:
     """A finished run: its settings with dotted keys, and its values of SEEDS.
 
     `curves` are its numbers by round, None without any rounds, and `score` is that of its task.
+    `reached` says by readout when it reached the target, if one was asked for: None if it never
+    did; a readout is not in it where that is not known.
     `control` is the entry of control.json that makes it a control: its settings are those of its
     rule then, with CONTROL among them.
     """
@@ -49,6 +52,7 @@ class Entry:
     curves: Mapping[str, Series] | None
     control: Mapping[str, Any] | None = None
     score: Score = ACCURACY
+    reached: Mapping[str, Reached | None] = field(default_factory=dict[str, Reached | None])
 
     @property
     def kind(self) -> str:
@@ -92,6 +96,32 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class ToTarget:
+    """How a group's runs came to a score.
+
+    `reached` of the `known` runs did; `rounds` and `bytes` are the means over these, None if there
+    is none, and `bytes` also where those of a run are not known. `by_run` has the rounds of every
+    run in the group's order, None for one that never did or of which it is not known.
+    """
+
+    reached: int
+    known: int
+    rounds: float | None
+    bytes: float | None
+    by_run: list[int | None]
+
+
+@dataclass(frozen=True)
+class OfClients:
+    """The scores of single clients when they were tested last, each the mean over the runs."""
+
+    score: Score
+    mean: float
+    worst_decile: float
+    std: float
+
+
+@dataclass(frozen=True)
 class Group:
     """Repetitions of one configuration; `config` has all keys in which the groups differ.
 
@@ -100,6 +130,7 @@ class Group:
     `over_controls`, by their labels, and that to its mean factor in `over_control`. Runs that kept
     an average of their models have a second group for it, with the label of the first in
     `averaged_of`; its difference to the newest models of the same runs is in `over_newest`.
+    `to_target` is there if a target was asked for, and `clients` if every run tested its clients.
     """
 
     label: str
@@ -120,6 +151,8 @@ class Group:
     over_newest: Difference | None = None
     control: str | None = None
     over_controls: dict[str, Difference] | None = None
+    to_target: ToTarget | None = None
+    clients: OfClients | None = None
 
 
 @dataclass(frozen=True)
@@ -127,8 +160,8 @@ class Comparison:
     """The groups, the baseline first, and what a reader has to know beside the numbers.
 
     `score` says of which metric the number `metric` of summary.json is, and whether more of it is
-    better; `tested` is the metric that curves and stability are of, and `final` names the number
-    that `final_mean` is of.
+    better; `tested` is the metric that curves, stability and the target are of, and `final` names
+    the number that `final_mean` is of.
 
     >>> import pathlib, tempfile
     >>> from fedglad.config import load
@@ -145,6 +178,7 @@ class Comparison:
     score: Score = ACCURACY
     tested: Score | None = ACCURACY
     final: str = "final_accuracy"
+    target: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON types."""
@@ -152,12 +186,17 @@ class Comparison:
 
 
 def compare(
-    paths: Sequence[str | Path], *, metric: str | None = None, baseline: str | None = None
+    paths: Sequence[str | Path],
+    *,
+    metric: str | None = None,
+    baseline: str | None = None,
+    target: float | str | None = None,
 ) -> Comparison:
     """Compares finished runs, given as run folders or as folders of run folders.
 
     The metric is a number of summary.json, by default the mean of the task's score over the last
-    ten tests.
+    ten tests. With a `target`, a score in its own unit (of a share also "80%"), groups say how many
+    rounds and bytes their runs took to it.
 
     Groups come in the order in which they are met, each followed by the average of its models, if
     its runs kept one. The baseline is the one whose label is, or has as a part, `baseline`; by
@@ -174,10 +213,12 @@ def compare(
     """
     try:
         folders = run_folders(map(Path, paths), files=("config.toml",))
-        entries, notes = _read(folders, metric)
+        entries, notes = _read(folders, metric, target)
     except (RunError, OSError) as error:
         raise CompareError(str(error)) from None
     chosen = _chosen_number(entries, metric)
+    if target is not None and chosen.tested is None:
+        raise CompareError("the runs have different scores: a target needs one that all have")
     grouping = group([(entry.settings, entry.seed) for entry in entries], baseline)
     for first, again in grouping.twice:
         notes.append(
@@ -222,6 +263,7 @@ def compare(
         score=chosen.score,
         tested=chosen.tested,
         final=chosen.final,
+        target=None if target is None or not chosen.tested else target_of(target, chosen.tested),
     )
 
 
@@ -239,6 +281,12 @@ class _Chosen:
     tested: Score | None
     averaged: str
     final: str
+
+    @property
+    def readout(self) -> str:
+        """One of READOUTS, on which runs are looked at for a target."""
+        found = Number.named(self.name)
+        return found.readout if found else "test"
 
     @property
     def of_average(self) -> "_Chosen":
@@ -270,7 +318,9 @@ def _chosen_number(entries: Sequence[Entry], metric: str | None) -> _Chosen:
     return _Chosen(metric, score.of(metric), tested, "", final)
 
 
-def _read(folders: Iterable[Path], metric: str | None) -> tuple[list[Entry], list[str]]:
+def _read(
+    folders: Iterable[Path], metric: str | None, target: float | str | None
+) -> tuple[list[Entry], list[str]]:
     """The finished runs, and a note for each of the others."""
     entries, notes, tried = list[Entry](), list[str](), 0
     for run in map(Run, folders):
@@ -288,13 +338,18 @@ def _read(folders: Iterable[Path], metric: str | None) -> tuple[list[Entry], lis
         curves, score = None, score_of(records, summary)
         if records and not lines.damage:  # whole records of many runs would fill the memory
             curves = _curves(records, score, metric)
+        reached = dict[str, Reached | None]()
+        if target is not None:
+            reached, doubt = _reached(lines, summary, score, metric, target)
+            notes += [f"{run.folder}: {doubt}"] if doubt else []
         controls = run.controls(config)
         itself = not controls or any(one.get("asked") for one in controls)
         shown = [one for one in controls if kind_of(one) != "trial"]
         for control in [*([None] if itself else []), *shown]:
             settings = settings_of(config, summary, control)
             seed = pop_seed(settings)
-            entries.append(Entry(run.folder, settings, seed, summary, curves, control, score))
+            known = (summary, curves, control, score, reached)
+            entries.append(Entry(run.folder, settings, seed, *known))
         if not itself and not shown:
             tried += 1
             continue
@@ -314,6 +369,38 @@ def _curves(
     number = Number.named(metric or "") or Number("last10", "test", score.name)
     fields = {"score": f"test_{number.metric}", "averaged": f"averaged_{number.metric}"}
     return {name: series(records, key) for name, key in {**fields, "gsi": "gsi_all"}.items()}
+
+
+def _reached(
+    lines: Lines, summary: Mapping[str, Any], score: Score, metric: str | None, target: float | str
+) -> tuple[dict[str, Reached | None], str]:
+    """When a run's models first had the target, by readout; and why that is not known."""
+    asked = Number.named(metric or "") or Number("last10", "test", score.name)
+    score = score.of(asked.metric)
+    try:
+        goal = target_of(target, score)
+    except ValueError as error:
+        raise CompareError(str(error)) from None
+    cleaned = map(clean, objects(lines.records))
+    records = [found[0] if found else dict[str, Any]() for found in cleaned]
+    whole = bool(records) and not lines.damage and len(records) == summary.get("rounds")
+    reached: dict[str, Reached | None] = {}
+    for one in filter(None, (asked, asked.averaged)):
+        when = rounds_to(
+            records, score, goal, which=one.readout, update_bytes=_update_bytes(summary)
+        )
+        if when or (whole and any(record.get(one.field) is not None for record in records)):
+            reached[one.readout] = when
+    known = asked.readout in reached
+    return reached, "" if known else "its rounds do not say whether it reached the target"
+
+
+def _update_bytes(summary: Mapping[str, Any]) -> dict[str, int] | None:
+    """What a client receives and sends in a round; None in an older summary."""
+    given = summary.get("update_bytes")
+    named = cast(dict[str, Any], given) if isinstance(given, dict) else {}
+    down, up = (number(named.get(name), 0.0) for name in ("down", "up"))
+    return None if down is None or up is None else {"down": int(down), "up": int(up)}
 
 
 def _believed(
@@ -351,6 +438,8 @@ def _group(name: str, config: dict[str, Any], cell: Cell, base: Cell, chosen: _C
         factors=factors or None,
         control=kind or None,
         **_numbers(cell, base, chosen, chosen, {"score": "", "gsi": "gsi"}),
+        to_target=_to_target(cell, chosen.readout),
+        clients=_of_clients(cell, ""),
     )
 
 
@@ -365,7 +454,37 @@ def _averaged(newest: Group, cell: Cell, base: Cell, chosen: _Chosen) -> Group |
         averaged_of=newest.label,
         over_newest=_difference(cell, cell, chosen.name, theirs.name),
         **_numbers(cell, base, chosen, theirs, {"averaged": ""}),
+        to_target=_to_target(cell, theirs.readout),
+        clients=_of_clients(cell, "averaged_"),
     )
+
+
+def _to_target(cell: Cell, readout: str) -> ToTarget | None:
+    """None if no target was asked for, or nothing is known of any run."""
+    known = [entry.reached.get(readout) for entry in cell.values()]
+    count = sum(readout in entry.reached for entry in cell.values())
+    if not count:
+        return None
+    reached = [one for one in known if one]
+    sizes = [one.bytes for one in reached if one.bytes is not None]
+    return ToTarget(
+        reached=len(reached),
+        known=count,
+        rounds=fmean(one.round for one in reached) if reached else None,
+        bytes=fmean(sizes) if sizes and len(sizes) == len(reached) else None,
+        by_run=[one.round if one else None for one in known],
+    )
+
+
+def _of_clients(cell: Cell, which: str) -> OfClients | None:
+    """None unless every run has them, and of one score."""
+    scores = {entry.score for entry in cell.values()}
+    names = {name: f"last_{which}client_{name}" for name in ("mean", "worst_decile", "std")}
+    there = all(entry.has(key) for entry in cell.values() for key in names.values())
+    if not there or len(scores) > 1:
+        return None
+    over = {name: fmean(e.value(key) for e in cell.values()) for name, key in names.items()}
+    return OfClients(scores.pop(), **over)
 
 
 def _numbers(

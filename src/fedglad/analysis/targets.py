@@ -1,5 +1,6 @@
 """How many rounds, and how many bytes, a run took to a score."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,25 @@ class Reached:
         if self.sent is None or self.received is None:
             return None
         return self.sent + self.received
+
+
+def target_of(given: float | str, score: Score) -> float:
+    """A target as somebody writes it, in the score's own unit; of a share also as a percentage.
+
+    >>> target_of("0.8", Score()), target_of("80 %", Score()), target_of(2, Score("mae", False))
+    (0.8, 0.8, 2.0)
+    """
+    text = str(given).strip()
+    percent = text.endswith("%") and score.share
+    try:
+        value = float(text.removesuffix("%") if percent else text)
+    except ValueError:
+        value = math.nan
+    value = value / 100 if percent else value
+    if not math.isfinite(value) or (score.share and not 0 <= value <= 1):
+        wanted = "a share from 0 to 1, such as 0.8 or 80%" if score.share else "a number"
+        raise ValueError(f"the target {text!r} cannot be reached: {score.words} is {wanted}")
+    return value
 
 
 def rounds_to(

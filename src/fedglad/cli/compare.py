@@ -25,6 +25,10 @@ def compare(
         typer.Option(help="Which number of summary.json; by default the score, last10_accuracy."),
     ] = None,
     baseline: Annotated[str | None, typer.Option(help=BASELINE)] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(help="A score: show the rounds and MB to it. 0.8 or 80%; for MAE 2.5."),
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the score and GSI by round to this file.")
     ] = None,
@@ -34,7 +38,7 @@ def compare(
     from fedglad.analysis.comparison import compare
 
     with mistakes(ModuleNotFoundError):
-        comparison = compare(runs, metric=metric, baseline=baseline)
+        comparison = compare(runs, metric=metric, baseline=baseline, target=target)
         if plot:
             from fedglad.report.plots import comparison as plots
 
@@ -70,6 +74,7 @@ def show_comparison(comparison: Comparison) -> None:
     _show_controls(comparison, unit)
     _show_averages(comparison, unit)
     _show_stability(comparison)
+    _show_clients(comparison)
     note(comparison.notes)
 
 
@@ -84,12 +89,33 @@ def _row(group: Group, comparison: Comparison) -> dict[str, str]:
         of_final = Score(comparison.final)
         final = "" if group.final_mean is None else of_final.figure(group.final_mean)
         cells[f"final{_unit(of_final)}"] = final
+    cells |= _to_target(group, comparison)
     mean, interval = "", ""
     if any(other.difference for other in comparison.groups):
         mean, interval = ("baseline", "") if group.label == comparison.baseline else ("-", "-")
     if group.difference:
         mean, interval = _cells(group.difference, comparison)
     return {**cells, "difference": mean, "95 % interval": interval}
+
+
+def _to_target(group: Group, comparison: Comparison) -> dict[str, str]:
+    """The mean over the runs that reach it, and how many of them do; nothing without a target."""
+    if comparison.target is None or not (score := comparison.tested):
+        return {}
+    rounds = size = "–"
+    if (its := group.to_target) and its.rounds is not None:
+        rounds = f"{its.rounds:.1f} ({its.reached} of {its.known})"
+        if its.bytes is not None:
+            size = _megabytes(its.bytes)
+    return {f"rounds to {score.text(comparison.target)}": rounds, "MB to it": size}
+
+
+def _megabytes(size: float) -> str:
+    """
+    >>> _megabytes(1_234_567_890), _megabytes(1_234_567), _megabytes(800)
+    ('1,235', '1.23', '0.0008')
+    """
+    return f"{size / 1e6:,.0f}" if size >= 1e8 else f"{size / 1e6:.3g}"
 
 
 def _cells(difference: Difference, comparison: Comparison) -> tuple[str, str]:
@@ -137,6 +163,20 @@ def _show_stability(comparison: Comparison) -> None:
         for name, its in steady:
             made.add_row(escape(name), score.figure(its.std), score.figure(its.worst))
         print_wide(made)
+
+
+def _show_clients(comparison: Comparison) -> None:
+    of_clients = [(group.label, group.clients) for group in comparison.groups if group.clients]
+    if not of_clients:
+        return
+    score = of_clients[0][1].score
+    heads = [f"{head}{_unit(score)}" for head in ("mean", "worst tenth", "std")]
+    console.print(f"\n{score.title} of single clients when tested last, mean over the runs:")
+    made = table("", *heads)
+    for name, its in of_clients:
+        figures = (its.mean, its.worst_decile, its.std)
+        made.add_row(escape(name), *(its.score.figure(figure) for figure in figures))
+    print_wide(made)
 
 
 def _by_seed(difference: Difference, comparison: Comparison) -> str:

@@ -141,7 +141,8 @@ def _scored(run: Run) -> str:
     last10, final = results(summary, score)
     skipped = f"; {run.skipped}" if run.skipped else ""
     held_out = f"; {validated}" if (validated := validation(summary, score)) else ""
-    return f"{score.words} {last10}, final {final}{held_out}{skipped}"
+    own = f"; {tested}" if (tested := single_clients(summary, score)) else ""
+    return f"{score.words} {last10}, final {final}{held_out}{own}{skipped}"
 
 
 def results(
@@ -183,6 +184,26 @@ def validation(summary: Mapping[str, Any], score: Score = ACCURACY) -> str:
     return f"validation {last10}, best {score.text(summary[best.name], 2)} after round {place + 1}"
 
 
+def single_clients(summary: Mapping[str, Any], score: Score = ACCURACY) -> str:
+    """The clients' own scores when they were tested last, of the average too; or empty.
+
+    >>> single_clients({"last_client_mean": 0.712, "last_client_worst_decile": 0.401})
+    'clients 71.20 % (worst tenth 40.10 %)'
+    """
+    parts: list[str] = []
+    for which, word in (("", "clients"), ("averaged_", "averaged")):
+        names = (f"last_{which}client_{name}" for name in ("mean", "worst_decile"))
+        mean, worst = map(summary.get, names)
+        parts += [] if mean is None else [_own(mean, worst, score, 2, word)]
+    return ", ".join(parts)
+
+
+def _own(
+    mean: float | None, worst: float | None, score: Score, digits: int = 1, word: str = "clients"
+) -> str:
+    return f"{word} {score.text(mean, digits)} (worst tenth {score.text(worst, digits)})"
+
+
 def round_line(done: Round, rounds: int) -> str:
     """A round in one line of rich markup."""
     record = done.record
@@ -190,6 +211,9 @@ def round_line(done: Round, rounds: int) -> str:
     if tested := _tested(done):
         loss = done.test_loss if done.score.name != "loss" else None
         parts.append(tested + ("" if loss is None else f"  loss {loss:.3f}"))
+    if done.client_scores:
+        own = done.client_scores.to_dict()
+        parts.append(_own(own["mean"], own["worst_decile"], done.score))
     if record.gsi_all is not None:
         parts.append(f"GSI {record.gsi_all:.2f}")
     if record.baseline:

@@ -29,7 +29,7 @@ def run(
     """Run a federated experiment and keep its records."""
     from fedglad.analysis.per_client import clients, worst
     from fedglad.cli.fetching import fetch_for
-    from fedglad.cli.progress import ShowRun, distrusted, results, validation
+    from fedglad.cli.progress import ShowRun, distrusted, results, single_clients, validation
     from fedglad.runs.running import execute
     from fedglad.runs.trusted_code import load_trusted
 
@@ -57,6 +57,8 @@ def run(
         )
         if validated := validation(summary, score):
             say(f"On the validation set, {score.words}: {validated.removeprefix('validation ')}.")
+        if own := single_clients(summary, score):
+            say(f"On their own held-out samples, {score.words}: {own}.")
         if flagged := distrusted(done.rounds()):
             say(flagged)
         if named := worst(clients(done), CLIENTS):

@@ -4,7 +4,7 @@
   const report = window.fedgladReport;
   const { $, colour, set } = report;
 
-  const CHARTS = ["compare", "rounds", "heat", "fit", "labels"];
+  const CHARTS = ["compare", "rounds", "heat", "fit", "labels", "own"];
   const chart = (id) => echarts.getInstanceByDom($(id));
   const zoomed = (count) => count >= 40;
   const below = (count) => (zoomed(count) ? 64 : 36); // room for the axis of rounds, and for the zoom

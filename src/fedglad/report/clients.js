@@ -3,7 +3,7 @@
   "use strict";
   const report = window.fedgladReport;
   const { $, NOTHING, doubt, el, factor, missing, number, percent, plural, svg, table } = report;
-  const { DOUBTS, NO_ROUND, state, run } = report;
+  const { DOUBTS, NO_ROUND, scored, state, run } = report;
 
   const FIRST = 50; // rows that are shown until all are asked for
   const [WIDE, HIGH] = [84, 20]; // of a line of scores
@@ -65,6 +65,10 @@
       about: "Mean of its norm over the median of the round",
     },
     loss: { head: "Loss", value: (_, { loss }, k) => loss[k], cell: (_, { loss }, k) => number(loss[k]), down: true },
+    own: {
+      head: "Own score", value: (_, { own }, k) => own[k], cell: (_, { own }, k) => scored(run().score)(own[k]),
+      about: "Of the model on its own held-out samples, when tested last",
+    },
     clipped: {
       head: "Clipped", value: (_, { clipped }, k) => clipped[k], cell: (_, { clipped }, k) => count(clipped[k]), down: true,
     },
@@ -82,6 +86,7 @@
   function shown({ clients, client_columns: columns }) {
     const absent = new Set();
     if (!columns.trust) for (const name of ["trust", "flagged", "mean"]) absent.add(name);
+    if (!columns.own) absent.add("own");
     if (!columns.clipped) absent.add("clipped");
     if (!columns.left_out) absent.add("out");
     if (!clients.some((client) => client[4] !== null)) absent.add("reason");

@@ -1,6 +1,6 @@
 """The table of clients as the page has it: rows, and columns beside them that take little room."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedglad.analysis.per_client import ClientSummary
@@ -32,12 +32,18 @@ def rows(kept: Sequence[ClientSummary]) -> list[list[Any]]:
     return [[one.id, one.rounds, short(one.norm), one.rejected, one.reason] for one in kept]
 
 
-def columns(clients: Sequence[ClientSummary], kept: Sequence[ClientSummary]) -> dict[str, Any]:
+def columns(
+    clients: Sequence[ClientSummary],
+    kept: Sequence[ClientSummary],
+    own: Mapping[int | str, float] | None = None,
+) -> dict[str, Any]:
     """What else is known of those that are kept: a list for each column.
 
     `worst` are their places, the worst client first. A column of counts that are all zero is None,
-    and so are those of trust if there is none in the records.
+    and so are those of trust if there is none in the records. `own` are clients' own scores, as
+    they are shown.
     """
+    scored = [short(own[one.id]) if own and one.id in own else None for one in kept]
     place = {one.id: k for k, one in enumerate(kept)}
     judged = any(one.scores for one in kept)
     trust: dict[str, Any] = {
@@ -53,6 +59,7 @@ def columns(clients: Sequence[ClientSummary], kept: Sequence[ClientSummary]) -> 
         "worst": [place[one.id] for one in clients if one.id in place],
         "share": [short(one.share, 3) for one in kept],
         "loss": [short(one.loss, 4) for one in kept],
+        "own": scored if any(score is not None for score in scored) else None,
         "ratio": [short(one.norm_ratio, 3) for one in kept],
         "left_out": _or_none([one.left_out for one in kept]),
         "clipped": _or_none([one.clipped for one in kept]),

@@ -120,5 +120,5 @@
     tip(event, `Round ${round}`, rows);
   }
 
-  Object.assign(report, { drawCompare, compareCursor, compareTip });
+  Object.assign(report, { drawCompare, compareCursor, compareTip, bandSeries });
 })();

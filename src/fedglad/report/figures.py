@@ -113,6 +113,8 @@ def run(view: RunView, *, share: int = 1) -> RunFigures:
         "averaged": _or_none(_scores(rounds, score, "averaged")),
         "validation": _or_none(_scores(rounds, score, "validation")),
         "averaged_validation": _or_none(_scores(rounds, score, "averaged_validation")),
+        "own": own(rounds, score, "client_scores"),
+        "averaged_own": own(rounds, score, "averaged_client_scores"),
         "test_loss": _column(rounds, "test_loss"),
         "averaged_loss": _or_none(_column(rounds, "averaged_loss")),
         "train_loss": _column(rounds, "train_loss"),
@@ -134,7 +136,7 @@ def run(view: RunView, *, share: int = 1) -> RunFigures:
         "left_out": sum(by_design(client.get("rejected")) for client in everybody),
         "clients": rows(kept),
         "clients_left_out": len(summaries) - len(kept),
-        "client_columns": columns(summaries, kept),
+        "client_columns": columns(summaries, kept, _shown_scores(view.client_scores, score)),
         "to_look_at": [client.id for client in summaries if client.to_look_at],
         "seconds": short(seconds(view)),
         "missing": [_sentence(note) for note in notes],
@@ -150,6 +152,35 @@ def common_score(views: Sequence[RunView]) -> dict[str, Any]:
     """That of all runs; where they have several, it has no name and no unit."""
     scores = {view.score: None for view in views}
     return in_short(next(iter(scores)) if len(scores) == 1 else Score("score"))
+
+
+def own(rounds: Sequence[Record], score: Score, field: str) -> dict[str, list[Any]] | None:
+    """Of each round in which single clients were tested the figures of their own scores.
+
+    `low` and `high` are the mean ± the standard deviation, which a share of one does not leave.
+    None if they never were tested.
+    """
+    tested = [(r["round"] + 1, r[field]) for r in rounds if field in r]
+    tested = [(t, one) for t, one in tested if one["mean"] is not None]
+    if not tested:
+        return None
+
+    def shown(value: float | None) -> float | int | None:
+        return None if value is None else short(score.unit * value)
+
+    def edge(one: Record, sign: int) -> float | int | None:
+        end = None if one["std"] is None else one["mean"] + sign * one["std"]
+        return shown(min(max(end, 0.0), 1.0) if score.share and end is not None else end)
+
+    return {
+        "rounds": [t for t, _ in tested],
+        "count": [one["count"] for _, one in tested],
+        "mean": [shown(one["mean"]) for _, one in tested],
+        "worst": [shown(one["worst_decile"]) for _, one in tested],
+        "std": [shown(one["std"]) for _, one in tested],
+        "low": [edge(one, -1) for _, one in tested],
+        "high": [edge(one, 1) for _, one in tested],
+    }
 
 
 def lost(rounds: Sequence[Record], score: Score) -> bool:
@@ -303,6 +334,12 @@ def seconds(view: RunView) -> float:
 
 def _scores(rounds: Sequence[Record], score: Score, readout: str) -> list[float | int | None]:
     return _column(rounds, f"{readout}_{score.name}", unit=score.unit)
+
+
+def _shown_scores(scores: Mapping[int | str, float], score: Score) -> dict[int | str, float]:
+    """As the page shows them; a share that is none is left out."""
+    good = {k: x for k, x in scores.items() if not score.share or 0 <= x <= 1}
+    return {k: score.unit * x for k, x in good.items()}
 
 
 def _column(rounds: Sequence[Record], key: str, unit: float = 1) -> list[float | int | None]:

@@ -7,6 +7,7 @@
   const { CHARTS, chart, overlay } = report;
   const { drawRounds, roundsCursor, figures, roundTip } = report;
   const { drawCompare, compareCursor, compareTip } = report;
+  const { drawOwn, ownCursor } = report;
   const { drawHeat, heatCursor, heatTip } = report;
   const { drawFit, fitCursor, nearest, drawLabels, labelsTip } = report;
   const { showPanel, drawTable, markRow, showWords, showRunChoice, showSettings } = report;
@@ -81,7 +82,7 @@
 
   function showCursors() {
     const i = place();
-    const makers = { rounds: roundsCursor, heat: heatCursor, fit: fitCursor, compare: compareCursor };
+    const makers = { rounds: roundsCursor, heat: heatCursor, fit: fitCursor, compare: compareCursor, own: ownCursor };
     for (const [id, make] of Object.entries(makers)) {
       const made = chart(id);
       if (made) overlay(made, i < 0 && (id !== "compare" || state.round === null) ? [] : make(made, i));
@@ -116,6 +117,7 @@
     drawHeat();
     drawFit();
     drawCompare();
+    drawOwn();
     showRound();
   }
 

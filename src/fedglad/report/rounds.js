@@ -114,11 +114,15 @@
   function figures(of, i) {
     const usual = of.usual[i];
     const [{ title }, told] = [of.score, scored(of.score)];
+    const own = (part, from) => told(from?.[part][from.rounds.indexOf(of.rounds[i])]);
     const rows = [
       [title, told(of.scores[i])],
       [`${title}, averaged`, told(of.averaged?.[i])],
       [`${title}, validation`, told(of.validation?.[i])],
       [`${title}, averaged, validation`, told(of.averaged_validation?.[i])],
+      ["Clients’ own, mean", own("mean", of.own)],
+      ["Clients’ own, worst tenth", own("worst", of.own)],
+      ["Clients’ own, averaged, mean", own("mean", of.averaged_own)],
       ["Test loss", number(of.test_loss[i])],
       ["Test loss, averaged", number(of.averaged_loss?.[i])],
       ["Training loss", number(of.train_loss[i])],

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from fedglad.core import checksums
-from fedglad.records import FLAGS, SHARES, Score
+from fedglad.records import FLAGS, METRIC, SHARES, Score
 from fedglad.runs.scores import FIELD
 
 # A terminal would obey them; the last two ranges turn the direction of the text that follows.
@@ -22,6 +22,7 @@ LARGEST = 1e150
 ROUNDS = 1_000_000_000  # as round numbers go
 METRICS = 1_000  # that are read of a round
 ALARMS = ("one-sided", "outlier")
+CLIENT_SCORES = ("client_scores", "averaged_client_scores")
 NUMBERS = {
     "train_loss": (-LARGEST, LARGEST),
     "test_loss": (-LARGEST, LARGEST),
@@ -93,7 +94,7 @@ def clean(raw: Any) -> tuple[dict[str, Any], list[str]] | None:
 
     None for what is no record at all: a round needs its number. Fields that are not there are None
     or empty; `alarm`, `score`, the average's and validation's are left out if they were, and so are
-    further metrics of a task.
+    further metrics of a task and the scores of single clients.
     """
     if not isinstance(raw, dict):
         return None
@@ -116,6 +117,9 @@ def clean(raw: Any) -> tuple[dict[str, Any], list[str]] | None:
             record["score"] = score.to_dict()
         else:
             bad.append("score")
+    for name in CLIENT_SCORES:
+        if name in given and (scores := _client_scores(given[name], bad, name)):
+            record[name] = scores
     record["clients"] = _clients(given.get("clients", []), bad)
     record["groups"] = _groups(given.get("groups", {}), bad)
     record["seconds"] = _seconds(given.get("seconds", {}), bad)
@@ -175,12 +179,33 @@ def _metrics(given: dict[str, Any], bad: list[str]) -> dict[str, float | None]:
     return metrics
 
 
+def _client_scores(raw: Any, bad: list[str], field: str) -> dict[str, Any] | None:
+    """How many clients were tested, and the figures of their scores; None for what is none."""
+    given = cast(dict[str, Any], raw) if isinstance(raw, dict) else {}
+    count, name = given.get("count"), given.get("score", "")
+    if not _whole(count) or not isinstance(name, str) or not METRIC.fullmatch(name or "score"):
+        bad.append(field)
+        return None
+    kept: dict[str, Any] = {**({"score": name} if name else {}), "count": count}
+    if "left_out" in given:
+        kept["left_out"] = _good(given["left_out"], _whole(given["left_out"]), bad, field)
+    low, high = (0.0, 1.0) if name.endswith(SHARES) else (-LARGEST, LARGEST)
+    for key in ("mean", "worst_decile", "std"):
+        kept[key] = _checked(given.get(key), 0.0 if key == "std" else low, high, bad, field)
+    return kept
+
+
+def _whole(value: Any) -> bool:
+    """Whether it is a number of things, as far as a browser can count."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+
+
 def _clients(raw: Any, bad: list[str]) -> list[dict[str, Any]]:
     clients: list[dict[str, Any]] = []
     for item in _good(raw, isinstance(raw, list), bad, "clients") or []:
         if (one := _good(item, isinstance(item, dict), bad, "clients")) is None:
             continue
-        client: dict[str, Any] = {"id": _id(one.get("id"))}
+        client: dict[str, Any] = {"id": client_id(one.get("id"))}
         for name, low in (("weight", 0.0), ("loss", -LARGEST), ("sq_norm", 0.0)):
             client[name] = _checked(one.get(name), low, LARGEST, bad, "clients")
         if (why := one.get("rejected")) is not None:
@@ -206,7 +231,8 @@ def _flags(raw: Any, bad: list[str]) -> list[str]:
     return known
 
 
-def _id(raw: Any) -> int | str | None:
+def client_id(raw: Any) -> int | str | None:
+    """Who a client is; None for what is no id."""
     if isinstance(raw, str):
         return text(raw, 100)
     if isinstance(raw, int) and not isinstance(raw, bool) and abs(raw) < 2**128:

@@ -22,7 +22,7 @@ import numpy as np
 
 from fedglad.core import checksums
 from fedglad.records import Score
-from fedglad.runs.line import NOT_NEXT, ROUNDS, Chain, clean, number, parse, text
+from fedglad.runs.line import NOT_NEXT, ROUNDS, Chain, clean, client_id, number, parse, text
 from fedglad.runs.scores import score_of
 from fedglad.runs.twins import fits, is_entry
 
@@ -86,6 +86,8 @@ class RunView:
     summary: Mapping[str, Any] | None  # None if there is none that can be read
     labels: np.ndarray | None  # each client's samples of each class (client, class), if known
     missing: tuple[str, ...]  # sentences on what is not there or damaged
+    # The score of every single client that was tested, when that was done last.
+    client_scores: Mapping[int | str, float] = field(default_factory=dict[int | str, float])
 
     @property
     def name(self) -> str:
@@ -306,13 +308,14 @@ class Run:
             summary=summary,
             labels=labels,
             missing=(),
+            client_scores=self._last_client_scores(missing, waiting=summary is None),
         )
         return replace(view, missing=(*missing, *_state(view)))
 
     def version(self) -> str:
         """Another one whenever a file has changed: their sizes and times."""
         parts: list[str] = []
-        for name in (*FILES, "labels.json"):
+        for name in (*FILES, CLIENT_SCORES, "labels.json"):
             try:
                 stat = (self.folder / name).stat()
                 parts.append(f"{stat.st_size:x}.{stat.st_mtime_ns:x}.{stat.st_ino:x}")
@@ -385,6 +388,24 @@ class Run:
             missing.append(f"{name!r} is damaged in {where}: what can be read is shown")
         return _ordered(seen.records + last.records, missing)
 
+    def _last_client_scores(self, missing: list[str], *, waiting: bool) -> dict[int | str, float]:
+        """Those of the last line that can be read; every line has the same clients."""
+        path = self.folder / CLIENT_SCORES
+        try:
+            lines = path.read_bytes().strip().rsplit(b"\n", 2)[-2:] if path.is_file() else []
+        except OSError as error:
+            missing.append(f"{CLIENT_SCORES} cannot be read ({error.strerror})")
+            return {}
+        read = [
+            None if checksums.verify(line) == "damaged" else _scores_by_client(parse(line))
+            for line in reversed(lines)
+        ]
+        known = [scores for scores in read if scores is not None]
+        half_written = waiting and (known or len(read) < 2)
+        if read and read[0] is None and not half_written:
+            missing.append(f"{CLIENT_SCORES} is damaged at its end: older scores are shown, if any")
+        return known[0] if known else {}
+
     def _go_on(self, path: Path) -> bytes:
         """Reads from where it stopped; the part of a line at the end is returned, and not kept.
 
@@ -405,6 +426,19 @@ class Run:
         seen.offset += done
         seen.tail = (seen.tail + new[:done])[-TAIL:]
         return rest
+
+
+def _scores_by_client(raw: Any) -> dict[int | str, float] | None:
+    """Of one line of client_scores.jsonl; None for what is none."""
+    given = cast(dict[str, Any], raw) if isinstance(raw, dict) else {}
+    ids, scores = given.get("ids"), given.get("scores")
+    if not isinstance(ids, list) or not isinstance(scores, list):
+        return None
+    ids, scores = cast(list[Any], ids), cast(list[Any], scores)
+    if len(ids) != len(scores):
+        return None
+    pairs = zip(map(client_id, ids), map(number, scores), strict=True)
+    return {one: score for one, score in pairs if one is not None and score is not None}
 
 
 # ---------------------------------------------------------------------------- which are there

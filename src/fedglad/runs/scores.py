@@ -8,8 +8,8 @@ from typing import Any
 from fedglad.records import ACCURACY, READOUTS, Score
 
 _READOUT = "|".join(sorted(READOUTS, key=len, reverse=True))
-FIELD = re.compile(rf"({_READOUT})_([a-z0-9_]{{1,40}})")
-"""A metric in a record: that of which model and samples, and its name."""
+FIELD = re.compile(rf"({_READOUT})_(?!client_scores\b)([a-z0-9_]{{1,40}})")
+"""A metric in a record: that of which model and samples, and its name; not the clients' scores."""
 _NUMBER = re.compile(rf"(last10|final|best)_(?:({_READOUT})_)?([a-z0-9_]{{1,40}})")
 _AVERAGED = {"test": "averaged", "validation": "averaged_validation"}
 

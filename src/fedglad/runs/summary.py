@@ -6,7 +6,7 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, cast
 
 from fedglad.config.schema import FORMAT
 from fedglad.core.checksums import json_with_crc
@@ -105,9 +105,10 @@ def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _clients(rounds: Sequence[Mapping[str, Any]], which: str) -> dict[str, float | None]:
     """The scores of single clients when they were tested last; none where they never were."""
-    tested = [r[f"{which}client_scores"] for r in rounds if f"{which}client_scores" in r]
+    tested = [s for r in rounds if isinstance(s := r.get(f"{which}client_scores"), Mapping)]
+    last = cast("Mapping[str, Any]", tested[-1]) if tested else {}
     names = ("mean", "worst_decile", "std") if tested else ()
-    return {f"last_{which}client_{name}": tested[-1][name] for name in names}
+    return {f"last_{which}client_{name}": number(last.get(name)) for name in names}
 
 
 def write_summary(

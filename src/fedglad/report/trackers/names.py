@@ -69,6 +69,7 @@ def scalars(
     factors = [group["scale"] for group in record["groups"].values()]
     values: dict[str, float | None] = {
         **{_metric(found): record[field] for field in record if (found := FIELD.fullmatch(field))},
+        **_of_clients(record),
         "train/loss": record["train_loss"],
         "gsi/all": record["gsi_all"],
         "gsi/unfiltered": record["gsi_unfiltered"],
@@ -94,6 +95,12 @@ def scalars(
 def _metric(field: re.Match[str]) -> str:
     """The name of a metric, which its record has made safe: `test/perplexity`."""
     return f"{field[1]}/{field[2]}"
+
+
+def _of_clients(record: Mapping[str, Any]) -> dict[str, float | None]:
+    """The figures of single clients' scores, in a round in which they were tested."""
+    scores = record.get("client_scores") or {}
+    return {f"clients/{name}": scores.get(name) for name in ("mean", "worst_decile", "std")}
 
 
 def summary_scalars(summary: Mapping[str, Any]) -> dict[str, float]:
