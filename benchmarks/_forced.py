@@ -73,11 +73,16 @@ class Between:
     ) -> Updates:
         raise NotImplementedError
 
-    def evaluate(self, packed: Packed, held: Held = "test") -> tuple[float, float]:
+    def evaluate(self, packed: Packed, held: Held = "test") -> dict[str, float]:
         return self.inner.evaluate(packed, held)
 
     def losses(self, clients: Sequence[int], packed: Packed) -> list[float]:
         return self.inner.losses(clients, packed)
+
+    def evaluate_clients(
+        self, packed: Packed, clients: Sequence[int]
+    ) -> list[dict[str, float] | None]:
+        return self.inner.evaluate_clients(packed, clients)
 
     def close(self) -> None:
         self.inner.close()
