@@ -20,7 +20,7 @@ from fedglad.cli import app
 from fedglad.data.federation import Partitioned
 from fedglad.records import Round
 from fedglad.runs import Run
-from fedglad.tasks import Regression, Task
+from fedglad.tasks import CausalLM, Regression, Task
 from tasks.support import (
     SETTINGS,
     SIZES,
@@ -431,6 +431,15 @@ def test_a_rate_far_too_large_leaves_the_model_as_it_was():
         assert len(found.record.rejected) == len(SIZES)
         assert found.test_loss is not None
         assert found.test_loss < 3
+
+
+@torch.no_grad()
+def test_targets_that_are_shifted_already_are_refused_by_a_causal_model():
+    ids = torch.arange(12).view(2, 6) % 5
+    task, model = CausalLM(), nn.Embedding(5, 5)
+    assert task.metrics(model, (ids, ids))["loss"][1] == 10  # five of each are foretold
+    with pytest.raises(ValueError, match=r"next tokens already.*set task\.name=next-token"):
+        task.metrics(model, (ids[:, :-1], ids[:, 1:]))
 
 
 @pytest.mark.parametrize(("rate", "warned"), [(1e6, 1), (0.1, 0)])

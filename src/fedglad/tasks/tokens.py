@@ -94,7 +94,14 @@ class CausalLM(Task):
         return NextToken().loss_of(*_shifted(model, batch))
 
     def metrics(self, model: nn.Module, batch: Batch) -> Sums:
-        return _sums(NextToken(), *_shifted(model, batch))
+        sums = _sums(NextToken(), *_shifted(model, batch))
+        if _already_shifted(*batch):
+            raise ValueError(
+                "the targets are the next tokens already, and would be shifted once more: set "
+                "task.name=next-token, or give each token as its own target (shakespeare: "
+                "data.targets=same)"
+            )
+        return sums
 
     def finish(self, sums: Sums) -> dict[str, float]:
         return _with_perplexity(sums)
@@ -119,6 +126,17 @@ def _shifted(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
             f"{tuple(y.shape)}: (samples, length, vocabulary) are needed"
         )
     return scores[:, :-1], y[:, 1:]
+
+
+def _already_shifted(x: Any, y: Any) -> bool:
+    """Whether each target is the token after its place, and not the one at it."""
+    ids = x.get("input_ids") if isinstance(x, dict) else x
+    if y is None or ids is None or y.shape[1] < 2:
+        return False
+    counted = y[:, :-1] != IGNORED
+    following = (y[:, :-1] == ids[:, 1:])[counted]
+    same = (y[:, :-1] == ids[:, :-1])[counted]
+    return bool(following.all()) and not bool(same.all())
 
 
 def _sums(task: NextToken, scores: Tensor, y: Tensor) -> Sums:
