@@ -146,6 +146,38 @@ def test_each_client_is_tested_on_its_own_samples(engine: str):
     assert record["averaged_client_scores"] == record["client_scores"]
 
 
+def test_all_of_a_clients_samples_are_measured_however_many_a_task_takes_at_a_time():
+    """Fifty sequences at a time: of 120, those after the first fifty count, too."""
+
+    class Speakers:
+        clients = 1
+
+        def size(self, k: int) -> int:
+            return 4
+
+        def client(self, k: int) -> tuple[Tensor, Tensor]:
+            return torch.zeros(4, 3, dtype=torch.int64), torch.zeros(4, 3, dtype=torch.int64)
+
+        def test(self) -> tuple[Tensor, Tensor]:
+            return self.client(0)
+
+        def client_test(self, k: int) -> tuple[Tensor, Tensor]:
+            said = (torch.arange(120) >= 50).long()[:, None].expand(120, 3)
+            return torch.zeros_like(said), said
+
+    given = {
+        "rounds": 1,
+        "sampler.clients_per_round": 1,
+        "task.name": "next-token",
+        "eval_clients": "all",
+        "engine.name": "serial",
+    }
+    (only,) = simulate("digits", given, model=nn.Embedding(2, 2), data=Speakers())
+    assert only.client_scores
+    # Either way one of the two ids is always said: 50 or 70 of 120 sequences are right.
+    assert only.client_scores.scores in ((50 / 120,), (70 / 120,))
+
+
 class Broken(Few):
     """Client 1's file cannot be read, and client 2 kills its process."""
 

@@ -168,8 +168,7 @@ class Worker:
                 return None
             x, y = batch.samples(held, self.dtype)
             self.bench.load(*packed)
-            starts = range(0, batch.length(x), CHUNK)
-            return self.finish([self._measure(x, y, start) for start in starts])
+            return self.finish(self._all(x, y))
         except Exception as error:
             logger.warning("client %s could not be tested: %s", client, error)
             return None
@@ -179,11 +178,14 @@ class Worker:
         try:
             x, y = batch.samples(self.job.data.client(client), self.dtype)
             self.bench.load(*packed)
-            starts = range(0, batch.length(x), chunk_of(self.bench.task))
-            return ratio(*added(self._measure(x, y, start) for start in starts)["loss"])
+            return ratio(*added(self._all(x, y))["loss"])
         except Exception as error:
             logger.warning("client %s could not tell its loss: %s", client, error)
             return math.nan
+
+    def _all(self, x: Any, y: Any) -> list[Sums]:
+        starts = range(0, batch.length(x), chunk_of(self.bench.task))
+        return [self._measure(x, y, start) for start in starts]
 
     def _measure(self, x: Any, y: Any, start: int) -> Sums:
         part = slice(start, start + chunk_of(self.bench.task))
