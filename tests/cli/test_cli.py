@@ -52,10 +52,10 @@ def test_a_run_prints_plain_lines_and_its_result(tmp_path: Path):
     for line in lines[:4]:
         assert re.fullmatch(
             r"round \d/4  accuracy +[\d.]+ %, averaged +[\d.]+ %  loss [\d.]+"
-            r"  GSI [\d.]+  clipped [012]/2  \d+ clients/s",
+            r"  GSI [\d.]+  clipped [012]/2  [\d.]+ clients/s",
             line,
         )
-    assert "Accuracy over the last 10 rounds" in result.stdout
+    assert "Accuracy over its 4 rounds" in result.stdout
     assert "\x1b" not in result.stdout
     assert not result.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -79,7 +79,7 @@ def test_a_run_with_an_average_says_both_numbers(tmp_path: Path):
         f"(averaged {100 * summary[f'{k}_averaged_accuracy']:.2f} %)"
         for k in ("last10", "final")
     )
-    assert f"Accuracy over the last 10 rounds {last10}, final {final}, 4 rounds in" in lines[4]
+    assert f"Accuracy over its 4 rounds {last10}, final {final}, 4 rounds in" in lines[4]
     found = json.loads(call(*args, "--json").stdout)
     assert found["final_averaged_accuracy"] == rounds[-1]["averaged_accuracy"]
     assert found["final_accuracy"] == rounds[-1]["test_accuracy"]
@@ -488,7 +488,7 @@ def test_a_terminal_gets_live_progress(tmp_path: Path):
     shown = b"".join(parts).decode()
     assert process.returncode == 0
     assert "\x1b[" in shown
-    assert "Accuracy over the last 10 rounds" in shown
+    assert "Accuracy over its 5 rounds" in shown
     assert "Traceback" not in shown
 
 

@@ -280,7 +280,7 @@ def test_a_round_in_the_terminal():
         seconds={"train": 1.0},
     )
     assert round_line(done, 50) == (
-        "round 10/50  perplexity 4.312, averaged 4.1; validation 4.5  loss 1.460  2 clients/s"
+        "round 10/50  perplexity 4.312, averaged 4.1; validation 4.5  loss 1.460  2.0 clients/s"
     )
 
 
@@ -298,7 +298,7 @@ def test_a_round_of_classification_with_a_validation_set():
     )
     assert round_line(done, 2) == (
         "round 1/2  accuracy  50.0 %, averaged 100.0 %; validation  25.0 %, averaged  75.0 %  "
-        "loss 0.500  1 clients/s"
+        "loss 0.500  1.0 clients/s"
     )
 
 
@@ -309,7 +309,7 @@ def test_run_says_the_score_and_that_of_the_validation_set(tmp_path: Path):
     assert shown.exit_code == 0, shown.output
     summary = Run(tmp_path / "run").summary or {}
     last10, final = results(summary, MAE)
-    assert f"MAE over the last 10 rounds {last10}, final {final}, 2 rounds in" in shown.output
+    assert f"MAE over its 2 rounds {last10}, final {final}, 2 rounds in" in shown.output
     said = validation(summary, MAE).removeprefix("validation ")
     assert f"On the validation set, MAE: {said}." in shown.output
     assert f"best {summary['best_validation_mae']:.4g} after round 2" in said

@@ -204,6 +204,16 @@ def _own(
     return f"{word} {score.text(mean, digits)} (worst tenth {score.text(worst, digits)})"
 
 
+def last_tests(run: Run) -> str:
+    """Which tests the result of a run is the mean of, at most ten."""
+    rounds = run.rounds()
+    tests = sum(one.get(f"test_{run.score.name}") is not None for one in rounds)
+    what = "round" if tests == len(rounds) else "test"
+    if tests >= 10:
+        return f"the last 10 {what}s"
+    return f"its {tests} {what}{'s' if tests != 1 else ''}"
+
+
 def round_line(done: Round, rounds: int) -> str:
     """A round in one line of rich markup."""
     record = done.record
@@ -225,7 +235,7 @@ def round_line(done: Round, rounds: int) -> str:
     rate = len(done.cohort) / max(done.seconds.get("train", 0), 1e-9)
     mark = f"  [yellow]! {done.alarm}[/]" if done.alarm else ""  # where no narrow terminal cuts it
     return f"round {done.t + 1}/{rounds}{mark}  " + escape(
-        "  ".join([*parts, f"{rate:.0f} clients/s"])
+        "  ".join([*parts, f"{rate:.{0 if rate >= 10 else 1}f} clients/s"])
     )
 
 

@@ -29,7 +29,14 @@ def run(
     """Run a federated experiment and keep its records."""
     from fedglad.analysis.per_client import clients, worst
     from fedglad.cli.fetching import fetch_for
-    from fedglad.cli.progress import ShowRun, distrusted, results, single_clients, validation
+    from fedglad.cli.progress import (
+        ShowRun,
+        distrusted,
+        last_tests,
+        results,
+        single_clients,
+        validation,
+    )
     from fedglad.runs.running import execute
     from fedglad.runs.trusted_code import load_trusted
 
@@ -50,7 +57,7 @@ def run(
         score = done.score
         last10, final = results(summary, score)
         console.print(
-            f"{score.title} over the last 10 rounds [bold]{last10}[/], final {final}, "
+            f"{score.title} over {last_tests(done)} [bold]{last10}[/], final {final}, "
             f"{summary['rounds']} rounds in {summary['seconds']:.1f} s.\n"
             f"Records: {escape(str(done.folder))}",
             soft_wrap=True,
