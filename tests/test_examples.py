@@ -156,7 +156,7 @@ def test_code_on_the_sweep_page_runs_and_finds_its_runs_again(tmp_path: Path):
 
 @pytest.mark.slow
 def test_own_model_and_data_on_the_page_on_running_can_be_run(tmp_path: Path):
-    _, mine, _ = blocks("docs/run.md")
+    (mine,) = (block for block in blocks("docs/run.md") if "def hospitals" in block)
     (tmp_path / "mine.py").write_text(mine, encoding="utf-8")
     page = (ROOT / "docs/run.md").read_text("utf-8")
     (call,) = re.findall(r"^    fedglad (run .*mine:hospitals.*)$", page, re.M)

@@ -755,7 +755,6 @@ def test_killed_at_random_moments_and_resumed_remembers_the_same(tmp_path: Path,
 GROWTH = """
     import sys
     from contextlib import closing
-from io import FileIO
     from pathlib import Path
     import torch
     from torch import nn
