@@ -54,6 +54,8 @@ def length(tree: Tree) -> int:
     Traceback (most recent call last):
     ValueError: [0] has 4 samples, but [1] has 3: the first dimension of both must count the samples
     """
+    if isinstance(tree, Tensor) and tree.dim():
+        return len(tree)
     first: tuple[str, int] | None = None
     for name, leaf in _named(tree, ""):
         shape = np.shape(leaf) if not isinstance(leaf, Tensor) else leaf.shape
@@ -91,6 +93,8 @@ def to(tree: Tree, device: torch.device | str) -> Tree:
     >>> to({"ids": torch.tensor([1])}, "cpu")
     {'ids': tensor([1])}
     """
+    if isinstance(tree, Tensor):
+        return tree.to(device)
     return tree_map(lambda leaf: leaf.to(device), tree)
 
 
@@ -137,6 +141,8 @@ def samples(pair: Any, dtype: torch.dtype = torch.float32) -> tuple[Tree, Tree]:
         raise TypeError(
             f"the client has a {type(pair).__name__}, not a pair of inputs and targets (x, y)"
         )
+    if _ready(pair[0], dtype) and _ready(pair[1], dtype) and len(pair[0]) == len(pair[1]):
+        return pair[0], pair[1]  # as most data sets give them
     x = converted(pair[0], "x", dtype=dtype)
     y = converted(pair[1], "y", targets=True, dtype=dtype)
     n = length(x)
@@ -186,6 +192,14 @@ def converted(
             return type(tree)(*parts)
         return type(tree)(parts)
     return _tensor(tree if isinstance(tree, Tensor) else _array(tree, name), name, targets, dtype)
+
+
+def _ready(tree: Tree, dtype: torch.dtype) -> bool:
+    """Whether it is one tensor that `converted` would leave as it is."""
+    if not isinstance(tree, Tensor) or tree.dtype not in (dtype, torch.int64):
+        return False
+    strided = tree.layout == torch.strided and not tree.is_nested
+    return strided and not tree.requires_grad and tree.dim() > 0
 
 
 def _tensor(leaf: Tensor, name: str, targets: bool, dtype: torch.dtype | None) -> Tensor:
