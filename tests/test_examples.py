@@ -12,6 +12,8 @@ import torch
 from typer.testing import CliRunner
 
 from fedglad.cli import app
+from fedglad.config import load
+from fedglad.runs import execute
 
 ROOT = Path(__file__).parents[1]
 
@@ -169,6 +171,15 @@ def test_own_model_and_data_on_the_page_on_running_can_be_run(tmp_path: Path):
     config = (tmp_path / "run/config.toml").read_text("utf-8")
     assert 'name = "mine:hospitals"' in config
     assert "width = 16" in config
+
+
+def test_rounds_to_a_target_as_the_page_on_running_has_it(tmp_path: Path):
+    (block,) = (block for block in blocks("docs/run.md") if "rounds_to" in block)
+    settings = {"rounds": 2, "client.epochs": 1, "engine.name": "serial"}
+    execute(*load("digits", settings), out=tmp_path / "run")
+    scope: dict[str, Any] = {"folder": tmp_path / "run"}
+    exec(block, scope)
+    assert scope["run"].summary["update_bytes"]["down"] > 0
 
 
 def test_code_on_the_page_on_partitions_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
