@@ -164,6 +164,10 @@ def one() -> nn.Module:
     return nn.Linear(5, 1)
 
 
+def three() -> nn.Module:
+    return nn.Linear(5, 3)
+
+
 def convolution() -> nn.Module:
     return nn.Conv2d(1, 3, 1)
 

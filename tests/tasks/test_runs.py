@@ -142,11 +142,12 @@ def killed(folder: Path, after: int, config: Config) -> None:
     [
         ("characters", "Characters", {"name": "next-token"}),
         ("numbers", "one", {"name": "regression"}),
+        ("several", "three", {"name": "multilabel"}),
         ("pixels", "convolution", {"name": "segmentation", "ignore": 255}),
         ("masked_ids", "lora", {"name": "causal-lm"}),
         ("numbers", "one", {"name": "tasks.support:Doubled"}),
     ],
-    ids=["next-token", "regression", "segmentation", "causal-lm", "own"],
+    ids=["next-token", "regression", "multilabel", "segmentation", "causal-lm", "own"],
 )
 def test_a_killed_run_goes_on_to_the_same_bits(
     data: str, model: str, task: dict[str, Any], tmp_path: Path
