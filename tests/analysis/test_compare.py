@@ -875,11 +875,15 @@ def test_json_has_everything(pairs: list[Path]):
         "tested",
         "final",
         "target",
+        "blocks",
+        "tests",
+        "alias",
     }
     assert found["groups"][0].keys() == {
         *("label", "config", "runs", "seeds", "values", "mean", "std", "final_mean", "difference"),
         *("control_of", "factors", "over_control", "stability", "curves"),
         *("averaged_of", "over_newest", "control", "over_controls", "to_target", "clients"),
+        *("best", "block"),
     }
     glad = found["groups"][1]
     assert glad["config"] == {"adapter.name": "glad"}
