@@ -38,12 +38,13 @@ class Column:
     sign: int = 0  # 1 if more is better, −1 if less is, 0 if neither
 
     def best(self, places: Sequence[int]) -> set[int]:
-        """Which of some groups are the best, as the numbers are shown; none of a single one."""
+        """Which of some groups are the best, as the numbers are shown; none if all are alike."""
         known = [(v, k) for k in places if (v := self.values[k]) is not None]
         if not self.sign or len(known) < 2:
             return set()
         _, place = max((self.sign * value, -k) for value, k in known)
-        return {k for _, k in known if _figure(self.texts[k]) == _figure(self.texts[-place])}
+        best = {k for _, k in known if _figure(self.texts[k]) == _figure(self.texts[-place])}
+        return best if len(best) < len(known) else set()
 
 
 def _figure(text: str) -> str:
