@@ -434,7 +434,7 @@ def latex(comparison: Comparison, names: Sequence[str] | None = None) -> str:
     each = len(made.heads) // max(1, len(made.spans))
     lines = [
         *(f"% {_one_line(text)}" for text in made.remarks),
-        r"% \usepackage{booktabs}",
+        r"% In the preamble: \usepackage{booktabs}",
         rf"\begin{{tabular}}{{l{'r' * len(made.heads)}}}",
         r"\toprule",
     ]
