@@ -95,7 +95,7 @@ def test_blocks_by_other_keys(finished: Any):
     assert [group.label for group in found.groups] == ["adapter.name=none", "adapter.name=glad"] * 2
     assert found.notes == []  # as within a block all have as many rounds
     assert all(group.difference for group in found.groups[1::2])
-    across = compare(folders, by=["adapter"])
+    across = compare(folders, by="adapter")  # one key need not be a list
     assert [*across.blocks] == ["adapter.name=none", "adapter.name=glad"]
     assert compare(folders, by=["data"]).blocks == {}  # they all share the data
 

@@ -118,6 +118,17 @@ def test_the_best_are_those_that_look_the_best():
     assert columns(close, ["n"])[0].best([0, 1, 2]) == set()
 
 
+def test_a_mean_over_some_of_the_runs_is_not_the_best():
+    some, slow, quick = (
+        ToTarget(1, 2, 3.0, 3e6, [3, None]),
+        ToTarget(2, 2, 9.0, 9e6, [9, 9]),
+        ToTarget(2, 2, 8.0, 8e6, [8, 8]),
+    )
+    found = made(*(group(f"{k}", [0.5], to_target=t) for k, t in enumerate((some, slow, quick))),
+                 target=0.5)  # fmt: skip
+    assert [column.best([0, 1, 2]) for column in columns(found, ["rounds", "bytes"])] == [{2}, {2}]
+
+
 def test_differences_name_their_block():
     row = group("glad", [0.5], difference=Difference([{"seed": 1}], [0.125], 0.125, None))
     found = made(replace(row, block="a=1"), blocks={"a=1": {}, "a=2": {}})

@@ -309,7 +309,8 @@ def compare(
     if target is not None and chosen.tested is None:
         raise CompareError("the runs have different scores: a target needs one that all have")
     grouping = group([(entry.settings, entry.seed) for entry in entries])
-    made = blocks_of(grouping, by=by, baseline=baseline, alias=alias)
+    keys = [by] if isinstance(by, str) else by
+    made = blocks_of(grouping, by=keys, baseline=baseline, alias=alias)
     for first, again in grouping.twice:
         notes.append(
             f"{entries[again].folder} is left out: the same configuration as "
@@ -445,7 +446,7 @@ def _read(
 ) -> tuple[list[Entry], list[str]]:
     """The finished runs that are asked for, and a note for each that is not finished."""
     entries, notes, tried = list[Entry](), list[str](), 0
-    wanted = Where(where)
+    wanted = _Where(where)
     for run in map(Run, folders):
         config, summary = run.config, run.summary
         if config is None:
@@ -491,7 +492,7 @@ def _read(
     return entries, notes
 
 
-class Where:
+class _Where:
     """Takes runs whose settings have certain values; and knows which keys and values there are."""
 
     def __init__(self, wanted: Mapping[str, Any]) -> None:

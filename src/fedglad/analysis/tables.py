@@ -156,7 +156,8 @@ def _to_target(comparison: Comparison, name: str) -> Column | None:
     values: list[float | None] = []
     for its in (group.to_target for group in comparison.groups):
         value = (its.rounds if name == "rounds" else its.bytes) if its else None
-        values.append(value)
+        # A mean over some of the runs is that of the quick ones, and not the best.
+        values.append(value if its and its.reached == its.known else None)
         if its is None or value is None:
             texts.append(NONE)
         elif name == "rounds":

@@ -113,7 +113,7 @@ def compare(
             alias=_aliases(alias),
             averaged=averaged,
         )
-        names = _names(columns)
+        names = _names(columns) or None
         tables.columns(comparison, names)
         text = _written(comparison, form, names) if to or form in tables.FORMATS else ""
         if to:

@@ -118,7 +118,7 @@ def _group(grouped: Grouped, block: Block, k: int, readout: str, notes: list[str
         difference = _difference([named_seed(seed) for seed in over.seeds], over.values)
         if over.until is not None and readout == "test":
             whose = f"{block.label}: " if block.label else ""
-            notes.append(f"the difference of {whose}{block.labels[k]} is up to round {over.until}")
+            notes.append(f"The difference of {whose}{block.labels[k]} is up to round {over.until}")
     return Group(
         label=block.labels[k],
         config=block.configs[k],
