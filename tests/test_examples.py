@@ -146,7 +146,7 @@ def test_a_model_is_taken_along_as_the_run_page_says(
 
 @pytest.mark.slow
 def test_code_on_the_sweep_page_runs_and_finds_its_runs_again(tmp_path: Path):
-    (block,) = blocks("docs/sweep.md")
+    *_, block = blocks("docs/sweep.md")
     script = tmp_path / "many.py"
     script.write_text(block, encoding="utf-8")
     for end in ("finished", "kept"):

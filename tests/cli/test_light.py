@@ -77,6 +77,7 @@ def test_settings_and_tables_load_no_torch(args: tuple[str, ...]):
     "args",
     [
         ("compare", "RUNS"),
+        ("compare", "RUNS", "--where", "seed=1,2", "--by", "data.alpha", "--format", "latex"),
         ("check", "RUNS"),
         ("report", "RUNS", "--out", "RUNS/report.html"),
         ("track", "RUNS", "--to", "tensorboard", "--out", "RUNS/tracked"),

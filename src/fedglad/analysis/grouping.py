@@ -171,7 +171,7 @@ def differing(groups: Sequence[Settings | None]) -> list[dict[str, Any]]:
     result: list[dict[str, Any]] = []
     for settings in (one or {} for one in groups):
         kept: dict[str, Any] = {}
-        for key in sorted(settings, key=lambda key: (key[-5:] != ".name", key.partition(".")[0])):
+        for key in in_order(settings):
             name = f"{key.partition('.')[0]}.name"
             # A control lacks what it has otherwise than its rule: that distinguishes nobody else.
             having = [s for s in known if key in s or CONTROL not in s]
@@ -180,6 +180,11 @@ def differing(groups: Sequence[Settings | None]) -> list[dict[str, Any]]:
                 kept[key] = settings[key]
         result.append(kept)
     return result
+
+
+def in_order(settings: Settings) -> list[str]:
+    """The keys as a label has them: the classes' names first, then section by section."""
+    return sorted(settings, key=lambda key: (key[-5:] != ".name", key.partition(".")[0]))
 
 
 def labels_of(configs: Sequence[Mapping[str, Any]]) -> list[str]:

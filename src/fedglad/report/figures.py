@@ -24,6 +24,7 @@ from fedglad.report.clients import columns, listed, mask, rows
 from fedglad.report.groups import group, in_words
 from fedglad.report.headline import average, disagreement, headline, verdict
 from fedglad.report.numbers import short
+from fedglad.report.results import table
 from fedglad.runs.line import NUMBERS, by_design, number, text
 from fedglad.runs.reader import RunView
 from fedglad.trust import Alarm
@@ -55,7 +56,9 @@ def payload(
     grouped = group(views, baseline)
     runs = [run(view, share=len(grouped.views)) for view in grouped.views]
     groups, seeds = grouped.groups, grouped.seeds
-    for place, k in enumerate(groups.order):
+    blocks = grouped.blocks
+    order = [k for block in blocks.blocks for k in block.order]
+    for place, k in enumerate(order):
         for member in groups.parts[k].values():
             runs[member] |= {"label": groups.labels[k], "seed": seeds[member], "group": place}
     return {
@@ -63,16 +66,17 @@ def payload(
         "title": f"{len(runs)} runs" if len(runs) > 1 else runs[0]["name"],
         "live": {"seconds": POLL} if live else None,
         "headline": headline(grouped, runs),
+        "table": table(grouped, runs),
         "verdict": verdict(runs),
         "average": average(grouped, runs),
         "notes": [*_notes(runs), *(f"{text(note, 400)}." for note in grouped.notes)],
         "groups": [
             {
                 "label": groups.labels[k],
-                "baseline": k == groups.base and len(groups.parts) > 1,
+                "baseline": groups.labels[k] == blocks.baseline and len(groups.parts) > 1,
                 "runs": list(groups.parts[k].values()),
             }
-            for k in groups.order
+            for k in order
         ],
         "flags": list(FLAGS),
         "score": common_score(grouped.views),

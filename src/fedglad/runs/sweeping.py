@@ -354,16 +354,20 @@ def combinations(grids: Sequence[str], overrides: Mapping[str, Any]) -> list[dic
     return [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
 
 
-def parse_grids(grids: Sequence[str]) -> dict[str, list[Any]]:
-    """{key: values} of "KEY=V1,V2" texts."""
+def parse_grids(grids: Sequence[str], option: str = "--grid") -> dict[str, list[Any]]:
+    """{key: values} of "KEY=V1,V2" texts, which were given with an option.
+
+    >>> parse_grids(["seed=1,2", "adapter.name=glad"])
+    {'seed': [1, 2], 'adapter.name': ['glad']}
+    """
     values: dict[str, list[Any]] = {}
     for text in grids:
         key, equals, rest = (part.strip() for part in text.partition("="))
         pieces = [piece.strip() for piece in _split(rest)]
         if not (key and equals and all(pieces)):
-            raise ConfigError(f"--grid {text!r}: write it as KEY=V1,V2, for example seed=1,2,3")
+            raise ConfigError(f"{option} {text!r}: write it as KEY=V1,V2, for example seed=1,2,3")
         if key in values:
-            raise ConfigError(f"--grid {key!r} is there twice: give all its values at once")
+            raise ConfigError(f"{option} {key!r} is there twice: give all its values at once")
         values[key] = [parse_value(piece) for piece in pieces]
     return values
 
