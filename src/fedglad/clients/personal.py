@@ -20,22 +20,26 @@ class Personal:
     >>> own = Personal(Plain(personal="1.*"), model, split(model)[0])
     >>> own.parameters, own.buffers
     (['1.weight', '1.bias'], ['1.running_mean', '1.running_var', '1.num_batches_tracked'])
-    >>> Personal(Plain(personal="*"), model, split(model)[0])
-    Traceback (most recent call last):
-    ValueError: Plain(personal='*') keeps every parameter with the clients, so nothing is shared
+    >>> own.numel  # of the parameters
+    6
     """
 
     def __init__(self, client: Plain, model: nn.Module, layout: Layout) -> None:
         self.client, self.layout = client, layout
-        named = {layout.aliases.get(name, name) for name in client.personal_names(model)}
-        self.parameters = [name for name in layout.names if name in named]
-        self.buffers = [name for name in layout.buffers if name in named]
-        what = f"{type(client).__name__}(personal={client.personal!r})"
+        names = {layout.aliases.get(name, name) for name in client.personal_names(model)}
+        self.parameters = [name for name in layout.names if name in names]
+        self.buffers = [name for name in layout.buffers if name in names]
+        named = f"(personal={client.personal!r})" if client.personal else ""
+        what = f"{type(client).__name__}{named}"
         if len(self.parameters) == len(layout.names):
-            raise ValueError(f"{what} keeps every parameter with the clients, so nothing is shared")
+            raise ValueError(
+                f"{what} keeps every parameter of the model with the clients, so nothing would be "
+                "shared: name fewer, or take another model"
+            )
         if not (self.parameters or self.buffers):
             raise ValueError(
-                f"{what} keeps nothing with the clients: what it names is neither trained nor saved"
+                f"{what} keeps nothing with the clients, as what it names is not trained: name "
+                "parameters that are"
             )
         self.places = layout.places(self.parameters)
 
