@@ -363,6 +363,7 @@ class ClientScores:
     score: Score
     ids: tuple[int, ...]
     scores: tuple[float | None, ...]
+    model: str = "server"  # whose was tested: the server's, or each client's "personal" one
 
     def to_dict(self) -> dict[str, Any]:
         """As a record has them: how many clients, their mean, the worst tenth's mean, the spread.
@@ -379,6 +380,7 @@ class ClientScores:
             spread = math.sqrt(_mean([(score - mean) ** 2 for score in known]))
         return {
             "score": self.score.name,
+            **({"model": self.model} if self.model != "server" else {}),
             "count": len(known),
             **({"left_out": left_out} if left_out else {}),
             "mean": _finite(mean),

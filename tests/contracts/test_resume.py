@@ -32,6 +32,7 @@ ROWS = [(section, name, {}) for section in SECTIONS for name in REGISTRIES[secti
 VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("client", "scaffold", {"client.option": "II"}),
     ("client", "fednova", {"client.optimizer": "sgdm"}),
+    ("client", "plain", {"client.personal": "*bias"}),
     ("sampler", "clustered", {"sampler.by": "similarity"}),
     ("sampler", "uniform", {"sampler.availability": "bernoulli"}),
     ("sampler", "md", {"sampler.availability": "markov"}),
@@ -55,6 +56,11 @@ CASES = [
 def settings(section: str, name: str, more: dict[str, Any], adapter: str) -> dict[str, Any]:
     kept = {key: value for key, value in TINY.items() if section != "client" or "client" not in key}
     named = {f"{section}.name": name, **more}
+    if name in ("moon", "fedrep"):  # these need a layer before the last
+        kept["model.name"] = "mlp"
+    if name == "fedbn":
+        kept = {k: v for k, v in kept.items() if k != "model.features"}
+        kept["model.name"] = "run_support:Normed"
     if section == "client":
         local = {"client.optimizer": "sgd", "client.clip_norm": 0.0, "client.epochs": 1}
         named = {**({} if name == "fedsgd" else local), **named}

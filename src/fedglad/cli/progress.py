@@ -184,6 +184,10 @@ def validation(summary: Mapping[str, Any], score: Score = ACCURACY) -> str:
     return f"validation {last10}, best {score.text(summary[best.name], 2)} after round {place + 1}"
 
 
+OWN_MODELS = "clients' own models"
+"""What is tested of clients that have parameters or models of their own."""
+
+
 def single_clients(summary: Mapping[str, Any], score: Score = ACCURACY) -> str:
     """The clients' own scores when they were tested last, of the average too; or empty.
 
@@ -191,7 +195,8 @@ def single_clients(summary: Mapping[str, Any], score: Score = ACCURACY) -> str:
     'clients 71.20 % (worst tenth 40.10 %)'
     """
     parts: list[str] = []
-    for which, word in (("", "clients"), ("averaged_", "averaged")):
+    whose = OWN_MODELS if summary.get("last_client_model") else "clients"
+    for which, word in (("", whose), ("averaged_", "averaged")):
         names = (f"last_{which}client_{name}" for name in ("mean", "worst_decile"))
         mean, worst = map(summary.get, names)
         parts += [] if mean is None else [_own(mean, worst, score, 2, word)]
@@ -223,7 +228,8 @@ def round_line(done: Round, rounds: int) -> str:
         parts.append(tested + ("" if loss is None else f"  loss {loss:.3f}"))
     if done.client_scores:
         own = done.client_scores.to_dict()
-        parts.append(_own(own["mean"], own["worst_decile"], done.score))
+        word = OWN_MODELS if "model" in own else "clients"
+        parts.append(_own(own["mean"], own["worst_decile"], done.score, word=word))
     if record.gsi_all is not None:
         parts.append(f"GSI {record.gsi_all:.2f}")
     if record.baseline:

@@ -95,4 +95,4 @@ def _chapter(section: str, name: str) -> str:
 
 def _default(field: Any) -> str:
     value = field.default_factory() if field.default is MISSING else field.default
-    return "" if value is None else f"`{value}`"
+    return "" if value is None or value == "" else f"`{value}`"

@@ -181,7 +181,7 @@ class Config:
         parts = {name: part for name, part in sections.items() if name not in others}
         try:
             if not any(isinstance(part, Unloaded) for part in parts.values()):
-                refuse(**parts)
+                refuse(**parts, engine=sections["engine"])
         except (ValueError, AttributeError) as error:
             lost = "a class of another kind: " if isinstance(error, AttributeError) else ""
             raise ConfigError(f"{lost}{error}") from None

@@ -187,6 +187,8 @@ def _client_scores(raw: Any, bad: list[str], field: str) -> dict[str, Any] | Non
         bad.append(field)
         return None
     kept: dict[str, Any] = {**({"score": name} if name else {}), "count": count}
+    if "model" in given:
+        kept["model"] = _good(given["model"], given["model"] == "personal", bad, field)
     if "left_out" in given:
         kept["left_out"] = _good(given["left_out"], _whole(given["left_out"]), bad, field)
     low, high = (0.0, 1.0) if name.endswith(SHARES) else (-LARGEST, LARGEST)

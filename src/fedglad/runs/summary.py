@@ -90,8 +90,10 @@ def best_round(
 def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """The result of a finished run; a figure that was never measured is None."""
     score = score_of(rounds)
+    own = [r["client_scores"].get("model") for r in rounds if "client_scores" in r]
     return {
         **figures(rounds),
+        **({"last_client_model": own[-1]} if own and own[-1] else {}),
         **({"score": score.to_dict()} if score != ACCURACY else {}),
         "versions": {
             "python": platform.python_version(),

@@ -23,11 +23,12 @@ def refuse(
     server: Optimizer | None = None,
     estimator: Estimator | NoEstimator | None = None,
     average: Average | NoAverage | None = None,
+    engine: Any = None,
 ) -> None:
     """Raises for a combination that cannot mean anything.
 
-    `server` is the optimizer; `client` and `sampler` are the settings of a client method
-    (`fedglad.clients`) and of a sampler (`fedglad.samplers`), where they are known.
+    `server` is the optimizer; `client`, `sampler` and `engine` are the settings of a client method
+    (`fedglad.clients`), of a sampler (`fedglad.samplers`) and of an engine, where they are known.
     """
     if sampler is not None:
         if sampler.own_weights and weighting != Samples():
@@ -66,6 +67,8 @@ def refuse(
             )
     if client is not None:
         _refuse_client(client, filter, weighting, server or SGD())
+        if engine is not None:
+            refuse_training(client, engine)
     if estimator is not None and not isinstance(estimator, NoEstimator):
         if server is not None and server.judges_mean:
             raise ValueError(
@@ -98,6 +101,18 @@ def _refuse_client(client: Any, filter: Filter, weighting: Samples, server: Opti
             f"{_name(client)} sets θ to the mean of the clients' models less its own term, which "
             f"is a step of plain SGD at rate 1, not of {server}: "
             "set server.name=sgd, server.lr=1 and server.schedule=constant"
+        )
+
+
+def refuse_training(client: Any, engine: Any) -> None:
+    """Raises for local training of an own kind in an engine that has only the usual one."""
+    if getattr(engine, "trains_alike", False) and (own := client.own_hooks):
+        kinds = {"personal": "personal parameters"}
+        parts = [kinds.get(hook, f"a {hook} of its own") for hook in own]
+        raise ValueError(
+            f"{_name(client)} has {' and '.join(parts)}, and engine.name = "
+            f"{_name(engine).lower()} can only correct gradients, with all clients side by side: "
+            "use engine.name = local, which can"
         )
 
 

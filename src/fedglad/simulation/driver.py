@@ -68,7 +68,7 @@ class Driver:
         if isinstance(server.estimator, Estimator):
             rules = server.estimator, server.filter, server.weighting
             refuse_estimator(*rules, client=self.client, sampler=sampler)
-        self.memories = Memories(memories) if self.client.remembers else None
+        self.memories = Memories(memories) if self.client.keeps else None
         self.updates = None
         if sampler.keeps_updates:
             self.updates = Memories(memories and memories / "updates")
@@ -205,10 +205,15 @@ class Driver:
                 store.settle(self.t, cohort, accepted)
 
     def _shorten(self, client: int, kept: float) -> None:
-        """Of an update that was cut, a client remembers as much as the server took of it."""
+        """Of an update that was cut, a client remembers as much as the server took of it.
+
+        What is its own business, such as personal parameters, it keeps whole.
+        """
         assert self.memories
         new = self.memories.proposed(client, self.t)
+        if not (cut := [name for name in new if not self.client.keeps_whole(name)]):
+            return
         old = self.memories.read(client, self.memories.version(client))
-        parts = {name: old.get(name, torch.zeros_like(value)) for name, value in new.items()}
+        parts = {name: old.get(name, torch.zeros_like(new[name])) for name in cut}
         between = {name: part.lerp(new[name], kept) for name, part in parts.items()}
-        self.memories.propose(client, self.t, between)
+        self.memories.propose(client, self.t, {**new, **between})

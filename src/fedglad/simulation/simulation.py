@@ -16,6 +16,7 @@ from torch import nn
 from fedglad.adapters import Adapter
 from fedglad.averages import Average
 from fedglad.clients.method import Plain
+from fedglad.clients.personal import Personal
 from fedglad.core import batch
 from fedglad.core.guard import Guard
 from fedglad.core.layout import split, twin
@@ -78,6 +79,8 @@ class Simulation(Driver):
         """`memories` is the folder for what clients remember, by default a temporary one."""
         parts = replace(parts, client=parts.client.among(parts.data.clients))
         self.parts, self.arithmetic = parts, parts.arithmetic
+        layout, client = split(parts.model)[0], parts.client
+        self.personal = Personal(client, parts.model, layout) if client.has_personal else None
         self.pool = Pool(
             parts.data.clients,
             parts.data.size,
@@ -90,6 +93,11 @@ class Simulation(Driver):
         self.score, self.warned = score_of(parts.task), False
         self.stopping = Stopping(parts.stop_after, parts.max_seconds)
         self.tested_clients = drawn(parts.data, parts.eval_clients, parts.seed)
+        if self.personal and not self.tested_clients:
+            logger.warning(
+                "some parameters stay with each client, and the test set is tested with those that "
+                "the server began with: set eval_clients=all to test each client with its own"
+            )
         self.counts = _counts(self.pool)
         self.everybody = None if self.counts is None else self.counts.sum(axis=0)
         server = Server(
@@ -168,6 +176,8 @@ class Simulation(Driver):
     def _lost(self, played: Round) -> str:
         """That training has run away, by the test loss; empty if it has not."""
         loss, start = played.test_loss, self.parts.start_loss
+        if self.personal:  # its head, say, is the one it began with
+            return ""
         if loss is None or (math.isfinite(loss) and loss <= RUN_AWAY * max(start, 1.0)):
             return ""
         return (
@@ -183,10 +193,15 @@ class Simulation(Driver):
 
     @property
     def update_bytes(self) -> dict[str, int]:
-        """What a client of a round receives and sends, in bytes: vectors and buffers."""
-        layout, client = self.server.layout, self.parts.client
-        vector = sum(layout.numels) * layout.dtype.itemsize
-        buffers = sum(b.numel() * b.element_size() for b in self.server.packed[1].values())
+        """What a client of a round receives and sends, in bytes: vectors and buffers.
+
+        What stays with the clients is left out: it need not travel.
+        """
+        layout, client, personal = self.server.layout, self.parts.client, self.personal
+        numel = sum(layout.numels) - (personal.numel if personal else 0)
+        vector = numel * layout.dtype.itemsize
+        stay = personal.buffers if personal else []
+        buffers = sum(b.nbytes for name, b in self.server.packed[1].items() if name not in stay)
         sends = client.server is not None and getattr(client.server, "wants_extra", True)
         return {
             "down": vector * (1 + len(client.hears)) + buffers,
@@ -197,7 +212,8 @@ class Simulation(Driver):
         """A model's scores on the held-out samples of the clients that were drawn for it."""
         found = self.engine.evaluate_clients(packed, self.tested_clients)
         scores = [None if metrics is None else metrics.get(self.score.name) for metrics in found]
-        return ClientScores(self.score, self.tested_clients, tuple(scores))
+        model = "personal" if self.client.tests_own else "server"
+        return ClientScores(self.score, self.tested_clients, tuple(scores), model)
 
     def _metrics(self, which: str, packed: Packed) -> dict[str, float]:
         """A model's metrics on the test set, and on the validation set if there is one, by the
