@@ -18,6 +18,7 @@ PLACES = {
     "fedglad.server": "the server, and rounds from sums alone",
     "fedglad.records": "what flows through a round",
     "fedglad.optimizers": "from the mean update to the next model",
+    "fedglad.schedules": "how a rate changes over the rounds",
     "fedglad.adapters": "rules that scale the server's step",
     "fedglad.estimators": "from the cohort's mean to that of all clients",
     "fedglad.averages": "averages of the server's past models: what one deploys",

@@ -23,6 +23,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LAYERS = """
 records rng
 core
+schedules
 optimizers filters weights trust adapters averages estimators
 server
 data

@@ -31,6 +31,7 @@ SECTIONS = ("client", "sampler", "filter", "weighting", "estimator", "server", "
 ROWS = [(section, name, {}) for section in SECTIONS for name in REGISTRIES[section]]
 VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("client", "scaffold", {"client.option": "II"}),
+    ("client", "scaffold", {"client.option": "II", "client.rounds_schedule": "exponential"}),
     ("client", "fednova", {"client.optimizer": "sgdm"}),
     ("sampler", "clustered", {"sampler.by": "similarity"}),
     ("sampler", "uniform", {"sampler.availability": "bernoulli"}),

@@ -20,6 +20,7 @@ SECTIONS = {
     "clients": "client",
     "samplers": "sampler",
     "optimizers": "server",
+    "schedules": "fedglad.schedules:REGISTRY",
     "adapters": "adapter",
     "filters": "filter",
     "weights": "weighting",

@@ -90,6 +90,9 @@ LISTS = {"server": "optimizers", "data": "datasets", "weighting": "weights"}
 FACTORIES = {"model": "build", "data": "load_federation"}
 """Sections in which a user's class may be a plain function, and the method that it stands for."""
 
+OWN = ("data.partition", "client.rounds_schedule", "server.schedule")
+"""Keys beside those of the sections' classes that may name a user's class."""
+
 KEEP = ("client", "sampler", "engine")
 """Sections in which a field means the same in every class, and so outlives another `name`, unless
 the class has it in `fixed`."""
@@ -258,7 +261,7 @@ class Config:
             data=data,
             task=task,
             start_loss=loss,
-            client=parts["client"],
+            client=parts["client"].within(self.rounds),
             sampler=parts["sampler"],
             optimizer=parts["server"].within(self.rounds),
             adapter=parts["adapter"],
@@ -529,7 +532,7 @@ def _with_guard(tree: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _own_names(tree: Mapping[str, Any]) -> dict[str, str]:
     """The keys of a configuration that name code outside of this library, and these names."""
-    keys = (*(f"{section}.name" for section in REGISTRIES), "data.partition")
+    keys = (*(f"{section}.name" for section in REGISTRIES), *OWN)
     given = {key: value for key, value in flat(tree).items() if key in keys}
     return {
         key: name for key, name in given.items() if isinstance(name, str) and user_code.is_own(name)

@@ -170,7 +170,7 @@ class BatchedEngine(SerialEngine):
     def _train(
         self, call: Call, members: list[Member], deltas: Tensor
     ) -> dict[int, Report | Failure]:
-        client, bench, theta, k = self.job.client, self.bench, call.theta, len(members)
+        client, bench, theta, k = call.client, self.bench, call.theta, len(members)
         totals = [len(member.batches) for member in members]
         batches = Batches(members, self.worker.device)
         w, grad = self._matrix("w", k).copy_(theta), self._matrix("grad", k)
