@@ -26,6 +26,7 @@ PLACES = {
     "fedglad.weights": "how much an update counts",
     "fedglad.samplers": "who takes part in a round",
     "fedglad.clients": "what a client does in a round",
+    "fedglad.transforms": "what becomes of an update on its way to the server",
     "fedglad.trust": "which rounds, and which clients, to distrust",
     "fedglad.rng": "named randomness",
     "fedglad.data": "data sets and how clients come to their samples",

@@ -24,7 +24,7 @@ LAYERS = """
 records rng
 core
 schedules
-optimizers filters weights trust adapters averages estimators
+optimizers filters weights trust adapters averages estimators transforms
 server
 data
 tasks

@@ -412,6 +412,7 @@ class Round:
     averaged_client_scores: ClientScores | None = None
     label_similarity: float | None = None
     alarm: str | None = None  # "one-sided", "outlier": see trust.py
+    bytes: dict[str, int] | None = None  # to all of the cohort (down) and from it (up)
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     warning: str = ""  # said once, and not kept
 
@@ -439,6 +440,7 @@ class Round:
             **further,
             "label_similarity": self.label_similarity,
             "alarm": self.alarm,
+            **({"bytes": self.bytes} if self.bytes is not None else {}),
             "seconds": self.seconds,
         }
 

@@ -76,7 +76,7 @@ class Linear(Schedule):
     """
 
     def factor(self, t: int, rounds: int) -> float:
-        return 1 - min(t / rounds, 1)
+        return 1 - min(t / rounds, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +169,7 @@ class _Scheduled(Protocol):
 
 
 def require(settings: _Scheduled, key: str = "schedule") -> None:
-    """Raises ValueError unless settings have a schedule that can be; `key` is the field of its name.
+    """Raises ValueError unless it is a schedule; `key` is the field that has its name.
 
     >>> from fedglad.optimizers import SGD
     >>> require(SGD(schedule="step", over=10))

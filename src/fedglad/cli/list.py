@@ -19,6 +19,7 @@ SECTIONS = {
     "tasks": "task",
     "clients": "client",
     "samplers": "sampler",
+    "transforms": "transform",
     "optimizers": "server",
     "schedules": "fedglad.schedules:REGISTRY",
     "adapters": "adapter",

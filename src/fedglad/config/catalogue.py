@@ -12,6 +12,7 @@ FAMILIES = {
     "task": "Tasks",
     "client": "Client methods",
     "sampler": "Samplers",
+    "transform": "Transforms of updates",
     "filter": "Filters and robust means",
     "weighting": "Weightings",
     "estimator": "Estimators",

@@ -31,6 +31,7 @@ from fedglad import (
     optimizers,
     samplers,
     tasks,
+    transforms,
     trust,
     weights,
 )
@@ -60,6 +61,7 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
     "model": models.REGISTRY,
     "client": clients.REGISTRY,
     "sampler": samplers.REGISTRY,
+    "transform": transforms.REGISTRY,
     "filter": filters.REGISTRY,
     "weighting": weights.REGISTRY,
     "estimator": estimators.REGISTRY,
@@ -73,6 +75,7 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
 
 YOUNGER = {
     "task": Classification,
+    "transform": transforms.NoTransform,
     "estimator": estimators.NoEstimator,
     "guard": guard.NoGuard,
     "trust": trust.NoTrust,
@@ -271,6 +274,7 @@ class Config:
             trust=parts["trust"] if isinstance(parts["trust"], trust.Trust) else None,
             estimator=_or_none(parts["estimator"], estimators.NoEstimator),
             average=_or_none(parts["average"], averages.NoAverage),
+            transform=_or_none(parts["transform"], transforms.NoTransform),
             engine=parts["engine"],
             arithmetic=getattr(settings, "arithmetic", 1),
             eval_clients=self.eval_clients,
@@ -508,6 +512,7 @@ DEFAULTS = {
     "model": "small-cnn",
     "client": "plain",
     "sampler": "uniform",
+    "transform": "none",
     "filter": "none",
     "weighting": "samples",
     "estimator": "none",

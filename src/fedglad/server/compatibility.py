@@ -7,6 +7,7 @@ from fedglad.averages import Average, NoAverage
 from fedglad.estimators import Estimator, NoEstimator
 from fedglad.filters import Filter
 from fedglad.optimizers import SGD, Optimizer
+from fedglad.transforms import NoTransform, Transform
 from fedglad.weights import Samples
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def refuse(
     server: Optimizer | None = None,
     estimator: Estimator | NoEstimator | None = None,
     average: Average | NoAverage | None = None,
+    transform: Transform | NoTransform | None = None,
 ) -> None:
     """Raises for a combination that cannot mean anything.
 
@@ -64,6 +66,7 @@ def refuse(
                 f"{_name(adapter)} shrinks θ after the step, and {_name(server)} makes θ anew from "
                 "what it keeps, so that nothing would be left of it: use server.name = sgd"
             )
+    refuse_transform(transform, filter, client)
     if client is not None:
         _refuse_client(client, filter, weighting, server or SGD())
     if estimator is not None and not isinstance(estimator, NoEstimator):
@@ -143,6 +146,30 @@ def refuse_estimator(
             "sampler.availability = bernoulli, estimator.name = mifa, which asks for no chance, or "
             "accept it with estimator.biased = true"
         )
+
+
+def refuse_transform(
+    transform: Transform | NoTransform | None, filter: Filter, client: Any = None
+) -> None:
+    """Raises for a transform of updates that would gain nothing, or leave nothing."""
+    if transform is None or isinstance(transform, NoTransform):
+        return
+    if client is not None and _sends_extra(client):
+        raise ValueError(
+            f"{_name(client)} sends a second vector beside its update, as long as the model, which "
+            f"{_name(transform)} would not shorten: use transform.name = none, or a client.name "
+            "that sends its update alone"
+        )
+    if transform.sparse and filter.robust:
+        raise ValueError(
+            f"most elements of what {_name(transform)} sends are 0, and {_name(filter)} takes the "
+            "middle of each, which would be 0: use filter.name = norm-clip, or transform.name = "
+            "quantise"
+        )
+
+
+def _sends_extra(client: Any) -> bool:
+    return client.server is not None and getattr(client.server, "wants_extra", True)
 
 
 def refuse_shift(server: Optimizer) -> None:
