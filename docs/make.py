@@ -27,6 +27,7 @@ PLACES = {
     "fedglad.samplers": "who takes part in a round",
     "fedglad.clients": "what a client does in a round",
     "fedglad.transforms": "what becomes of an update on its way to the server",
+    "fedglad.privacy": "what the released models may tell of a client",
     "fedglad.trust": "which rounds, and which clients, to distrust",
     "fedglad.rng": "named randomness",
     "fedglad.data": "data sets and how clients come to their samples",

@@ -24,7 +24,7 @@ LAYERS = """
 records rng
 core
 schedules
-optimizers filters weights trust adapters averages estimators transforms
+optimizers filters weights trust adapters averages estimators transforms privacy
 server
 data
 tasks
@@ -53,6 +53,7 @@ ONLY_IN = {
     "datasets": {"data"},
     "flwr_datasets": {"data"},
     "pyarrow": {"data"},
+    "dp_accounting": {"privacy"},
 }
 """Heavy libraries, and the folders that may import them."""
 

@@ -27,6 +27,7 @@ SECTIONS = {
     "weights": "weighting",
     "estimators": "estimator",
     "averages": "average",
+    "privacy": "privacy",
     "engines": "engine",
     "experiments": "fedglad.studies.paper.experiments:EXPERIMENTS",
 }

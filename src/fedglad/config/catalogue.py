@@ -18,6 +18,7 @@ FAMILIES = {
     "estimator": "Estimators",
     "guard": "Guards",
     "trust": "Trust in clients",
+    "privacy": "Differential privacy",
     "server": "Server optimizers",
     "adapter": "Adapters",
     "average": "Averages",

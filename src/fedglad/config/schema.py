@@ -29,6 +29,7 @@ from fedglad import (
     filters,
     models,
     optimizers,
+    privacy,
     samplers,
     tasks,
     transforms,
@@ -41,7 +42,7 @@ from fedglad.config.presets import PRESETS, Preset
 from fedglad.core import guard, user_code
 from fedglad.core.build import build, settings_of
 from fedglad.data.validation import held_out, validation_of, with_validation
-from fedglad.server.compatibility import refuse
+from fedglad.server.compatibility import refuse, refuse_privacy
 from fedglad.simulation import engines
 from fedglad.tasks.classification import Classification
 
@@ -67,6 +68,7 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
     "estimator": estimators.REGISTRY,
     "guard": guard.REGISTRY,
     "trust": trust.REGISTRY,
+    "privacy": privacy.REGISTRY,
     "server": optimizers.REGISTRY,
     "adapter": adapters.REGISTRY,
     "average": averages.REGISTRY,
@@ -79,6 +81,7 @@ YOUNGER = {
     "estimator": estimators.NoEstimator,
     "guard": guard.NoGuard,
     "trust": trust.NoTrust,
+    "privacy": privacy.NoPrivacy,
     "average": averages.NoAverage,
 }
 """Sections that files of before do not have, and what their runs had in the place of it."""
@@ -87,7 +90,10 @@ YOUNGER_KEYS = {"eval_clients": 0, "eval_clients_every": 10, "stop_after": 0, "m
 """Keys outside of all sections that files of before do not have; with these values nothing is other
 than it was then, nor is a run's hash."""
 
-LISTS = {"server": "optimizers", "data": "datasets", "weighting": "weights"}
+LISTS = {
+    **{"server": "optimizers", "data": "datasets", "weighting": "weights"},
+    "privacy": "privacy",
+}
 """What a section's registry is called in `fedglad list`, where it is not its plural."""
 
 FACTORIES = {"model": "build", "data": "load_federation"}
@@ -183,11 +189,16 @@ class Config:
             for section, count in {"data": "clients", "sampler": "clients_per_round"}.items():
                 if hasattr(sections[section], count):
                     sections[section] = replace(sections[section], **{count: 1})
-        others = ("data", "task", "model", "guard", "trust", "engine")
+        others = ("data", "task", "model", "guard", "trust", "privacy", "engine")
         parts = {name: part for name, part in sections.items() if name not in others}
         try:
             if not any(isinstance(part, Unloaded) for part in parts.values()):
                 refuse(**parts)
+                if isinstance(sections["privacy"], privacy.Central):
+                    held_out = getattr(sections["data"], "validation", 0) or tree.get("stop_after")
+                    judges = {name: sections[name] for name in ("guard", "trust")}
+                    others = {name: part for name, part in parts.items() if name != "average"}
+                    refuse_privacy(**others, **judges, validates=bool(held_out))
         except (ValueError, AttributeError) as error:
             lost = "a class of another kind: " if isinstance(error, AttributeError) else ""
             raise ConfigError(f"{lost}{error}") from None
@@ -275,6 +286,7 @@ class Config:
             estimator=_or_none(parts["estimator"], estimators.NoEstimator),
             average=_or_none(parts["average"], averages.NoAverage),
             transform=_or_none(parts["transform"], transforms.NoTransform),
+            privacy=_or_none(parts["privacy"], privacy.NoPrivacy),
             engine=parts["engine"],
             arithmetic=getattr(settings, "arithmetic", 1),
             eval_clients=self.eval_clients,
@@ -518,6 +530,7 @@ DEFAULTS = {
     "estimator": "none",
     "guard": "adaptive",
     "trust": "none",
+    "privacy": "none",
     "server": "sgd",
     "adapter": "glad",
     "average": "none",

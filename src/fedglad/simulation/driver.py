@@ -146,7 +146,13 @@ class Driver:
         if norms is None:
             if self.estimates:
                 self.server.keep_updates_in(self.estimates, self.t)
-            record = self.server.step(updates, population=population, importance=self._importance)
+            record = self.server.step(
+                updates,
+                population=population,
+                importance=self._importance,
+                cohort=len(cohort),
+                noise=stream(self.seed, "privacy", self.t) if self.server.privacy else None,
+            )
         else:
             collector = Collector(self.server)
             for update in cast(Iterable[Update | Failure], updates):

@@ -24,10 +24,11 @@ from fedglad.data.validation import clients_with_test, validation_of
 from fedglad.estimators import Estimator
 from fedglad.filters import Filter
 from fedglad.optimizers import Optimizer
+from fedglad.privacy import Central
 from fedglad.records import Bundle, ClientScores, Failure, Round
 from fedglad.rng import stream
 from fedglad.samplers.base import Pool, Sampler
-from fedglad.server.compatibility import refuse_transform
+from fedglad.server.compatibility import refuse_privacy, refuse_transform
 from fedglad.server.server import Server
 from fedglad.simulation.driver import Driver, guard_of
 from fedglad.simulation.engines.base import Engine, Federation, Job, Packed, Updates
@@ -66,6 +67,7 @@ class Parts:
     estimator: Estimator | None = None
     average: Average | None = None
     transform: Transform | None = None
+    privacy: Central | None = None
     engine: Any  # settings with start(job)
     arithmetic: int = 1  # see Driver
     eval_clients: int | Literal["all"] = 0  # whose held-out samples the model is tested on
@@ -95,6 +97,17 @@ class Simulation(Driver):
         self.tested_clients = drawn(parts.data, parts.eval_clients, parts.seed)
         self.counts = _counts(self.pool)
         self.everybody = None if self.counts is None else self.counts.sum(axis=0)
+        if parts.privacy:
+            refuse_privacy(
+                adapter=parts.adapter,
+                filter=parts.filter,
+                weighting=parts.weighting,
+                server=parts.optimizer,
+                client=parts.client,
+                sampler=parts.sampler,
+                transform=parts.transform,
+                validates=self.validates,
+            )
         server = Server(
             parts.model,
             optimizer=parts.optimizer,
@@ -107,6 +120,7 @@ class Simulation(Driver):
             guard=guard_of(parts.guard, parts.sampler),
             trust=parts.trust or (Trust() if parts.filter.needs_trust else None),
             distances=parts.sampler.distances,
+            privacy=parts.privacy,
         )
         if parts.estimator:
             _require_room(parts.estimator, parts, server, memories)
