@@ -23,7 +23,8 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LAYERS = """
 records rng
 core
-optimizers filters weights trust adapters averages estimators
+schedules
+optimizers filters weights trust adapters averages estimators transforms privacy
 server
 data
 tasks
@@ -52,6 +53,7 @@ ONLY_IN = {
     "datasets": {"data"},
     "flwr_datasets": {"data"},
     "pyarrow": {"data"},
+    "dp_accounting": {"privacy"},
 }
 """Heavy libraries, and the folders that may import them."""
 

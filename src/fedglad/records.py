@@ -192,6 +192,7 @@ class Record:
     | `gsi_all`, `gsi_unfiltered` | GSI over all parameters, after and before the filter |
     | `statistics` | the sums per tensor that all of it came from |
     | `distances` | {client: ‖g_k − ḡ‖} from the plain mean, if the server measures them |
+    | `epsilon` | ε of all rounds so far, with privacy; GSI and statistics are then left out |
 
     >>> record = Record("stepped", clients=[{"id": 7, "rejected": "norm 1e+09 is above ..."}])
     >>> record.stepped, record.rejected
@@ -209,6 +210,7 @@ class Record:
     train_loss: float | None = None
     statistics: Statistics | None = None
     distances: dict[int | str | None, float] | None = None
+    epsilon: float | None = None
 
     @property
     def stepped(self) -> bool:
@@ -242,6 +244,7 @@ class Record:
             **({"weight_sq": stats.weight_sq} if stats and stats.weight_sq is not None else {}),
             "tensors": tensors,
             "groups": groups,
+            **({"epsilon": self.epsilon} if self.epsilon is not None else {}),
         }
 
 
@@ -414,6 +417,7 @@ class Round:
     averaged_client_scores: ClientScores | None = None
     label_similarity: float | None = None
     alarm: str | None = None  # "one-sided", "outlier": see trust.py
+    bytes: dict[str, int] | None = None  # to all of the cohort (down) and from it (up)
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     warning: str = ""  # said once, and not kept
 
@@ -441,6 +445,7 @@ class Round:
             **further,
             "label_similarity": self.label_similarity,
             "alarm": self.alarm,
+            **({"bytes": self.bytes} if self.bytes is not None else {}),
             "seconds": self.seconds,
         }
 

@@ -192,7 +192,15 @@ def test_fedprox_without_a_pull_is_fedavg_bit_for_bit():
 @pytest.mark.parametrize("optimizer", ["sgd", "sgdm", "adam", "adamw"])
 def test_scaffold_begins_as_fedavg(optimizer: str):
     own = {"client__optimizer": optimizer, "client__clip_norm": 1.0}
-    assert run("scaffold", rounds=1, **own) == run("plain", rounds=1, **own)
+    (first,), state = run("scaffold", rounds=1, **own)
+    (plain,), same = run("plain", rounds=1, **own)
+    assert state == same
+    sizes, of_plain = (
+        first.pop("bytes"),
+        plain.pop("bytes"),
+    )  # c goes out, and c_k⁺ − c_k comes back
+    assert sizes == {way: 2 * size for way, size in of_plain.items()}
+    assert first == plain
     assert run("scaffold", rounds=2, **own) != run("plain", rounds=2, **own)
 
 

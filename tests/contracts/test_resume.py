@@ -27,16 +27,21 @@ TINY: dict[str, Any] = {
     "sampler.clients_per_round": 6,
     "engine.name": "serial",
 }
-SECTIONS = ("client", "sampler", "filter", "weighting", "estimator", "server", "adapter")
+SECTIONS = (
+    *("client", "sampler", "transform", "filter"),
+    *("weighting", "estimator", "server", "adapter"),
+)
 ROWS = [(section, name, {}) for section in SECTIONS for name in REGISTRIES[section]]
 VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("client", "scaffold", {"client.option": "II"}),
+    ("client", "scaffold", {"client.option": "II", "client.rounds_schedule": "exponential"}),
     ("client", "fednova", {"client.optimizer": "sgdm"}),
     ("client", "plain", {"client.personal": "*bias"}),
     ("sampler", "clustered", {"sampler.by": "similarity"}),
     ("sampler", "uniform", {"sampler.availability": "bernoulli"}),
     ("sampler", "md", {"sampler.availability": "markov"}),
     ("sampler", "adafl", {"sampler.availability": "cyclic"}),
+    ("transform", "topk", {"filter.name": "norm-clip", "filter.max_norm": 0.1}),
     ("estimator", "varp", {"sampler.name": "md"}),
     ("estimator", "mifa", {"sampler.name": "power-of-choice"}),
     ("estimator", "strat", {"estimator.strata": "random", "estimator.most": 3}),

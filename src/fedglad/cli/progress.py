@@ -9,6 +9,7 @@ from typing import Any
 import typer
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeRemainingColumn
 
+from fedglad import privacy as private
 from fedglad.cli.console import complain, console, escape, say
 from fedglad.records import ACCURACY, Record, Round, Score
 from fedglad.runs.control import Controls
@@ -234,6 +235,8 @@ def round_line(done: Round, rounds: int) -> str:
         parts.append(f"GSI {record.gsi_all:.2f}")
     if record.baseline:
         parts.append(f"clipped {clipped(record)}/{len(record.scale)}")
+    if record.epsilon is not None:
+        parts.append(f"ε {private.text(record.epsilon)}")
     if record.rejected:
         parts.append(f"{len(record.rejected)} rejected")
     if not record.stepped:

@@ -37,6 +37,7 @@ def run(
         single_clients,
         validation,
     )
+    from fedglad.privacy import text
     from fedglad.runs.running import execute
     from fedglad.runs.trusted_code import load_trusted
 
@@ -66,6 +67,9 @@ def run(
             say(f"On the validation set, {score.words}: {validated.removeprefix('validation ')}.")
         if own := single_clients(summary, score):
             say(f"On their own held-out samples, {score.words}: {own}.")
+        if (epsilon := summary.get("epsilon")) is not None:
+            delta = config.sections["privacy"].delta
+            say(f"Its models are differentially private: ε = {text(epsilon)} at δ = {delta:g}.")
         if flagged := distrusted(done.rounds()):
             say(flagged)
         if named := worst(clients(done), CLIENTS):

@@ -9,15 +9,8 @@ import numpy as np
 from fedglad.clients.method import Local, Plain
 
 FIXED = (
-    "optimizer",
-    "lr",
-    "batch_size",
-    "epochs",
-    "steps",
-    "drop_last",
-    "schedule",
-    "warmup",
-    "personal",
+    *("optimizer", "lr", "batch_size", "epochs", "steps", "drop_last", "schedule", "warmup"),
+    *("rounds_schedule", "personal"),
 )
 
 

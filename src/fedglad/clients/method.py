@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 import numpy as np
 
+from fedglad import schedules
 from fedglad.core.checks import check
 from fedglad.rng import stream
 
@@ -96,6 +97,9 @@ class Plain:
     personal: Annotated[
         str, "names of parameters and buffers that stay with each client: 'head.*, *.norm?.*'"
     ] = ""
+    rounds_schedule: Annotated[str, schedules.SCHEDULE] = "constant"
+    over: Annotated[int, schedules.OVER] = 0
+    drop: Annotated[float, schedules.DROP] = 0.1
 
     def __post_init__(self) -> None:
         check(
@@ -111,6 +115,7 @@ class Plain:
             clip_norm=(self.clip_norm >= 0, "0 (never) or more"),
             warmup=(0 <= self.warmup <= 1, "a share in [0, 1]"),
         )
+        schedules.require(self, "rounds_schedule")
 
     def wrong(self, name: str, why: str) -> ValueError:
         """The error for a setting that cannot be meant."""
@@ -118,7 +123,10 @@ class Plain:
 
     # Fields that are younger than some results, and their defaults, which a run's hash leaves out:
     # those results keep their names.
-    added: ClassVar[Mapping[str, Any]] = {"amsgrad": False, "shuffle": "epoch", "personal": ""}
+    added: ClassVar[Mapping[str, Any]] = {
+        **{"amsgrad": False, "shuffle": "epoch", "personal": ""},
+        **{"rounds_schedule": "constant", "over": 0, "drop": 0.1},
+    }
     # Whether a batch is all of the client's samples, whatever `batch_size` says.
     whole: ClassVar[bool] = False
     # Whether the server must take a weighted mean of the updates, with weights of sum 1.
@@ -147,9 +155,28 @@ class Plain:
         """The same for a population of so many clients, where a method counts them."""
         return self
 
+    def within(self, rounds: int) -> Self:
+        """The same for a run of so many rounds, in none of which the rate may be 0."""
+        if self.rounds_schedule == "constant":
+            return self
+        made = schedules.within(self, rounds, "rounds_schedule")
+        for t in range(rounds):
+            if not 0 < made.lr * schedules.factor(made, t, "rounds_schedule") < math.inf:
+                way_out = f"set over={rounds}, or 0, for the whole run"
+                raise made.wrong("over", f"clients would learn nothing in round {t}: {way_out}")
+        return made
+
     def at_round(self, t: int) -> Self:
         """The method as it is in round t, for one whose settings change: `replace(self, mu=…)`."""
         return self
+
+    def of_round(self, t: int) -> Self:
+        """What the clients of round t are given: `at_round`, with that round's rate as its `lr`."""
+        made = self.at_round(t)
+        if made.rounds_schedule == "constant":
+            return made
+        lr = made.lr * schedules.factor(made, t, "rounds_schedule")
+        return replace(made, lr=lr, rounds_schedule="constant")
 
     @property
     def own_hooks(self) -> tuple[str, ...]:

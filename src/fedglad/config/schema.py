@@ -29,8 +29,10 @@ from fedglad import (
     filters,
     models,
     optimizers,
+    privacy,
     samplers,
     tasks,
+    transforms,
     trust,
     weights,
 )
@@ -40,7 +42,7 @@ from fedglad.config.presets import PRESETS, Preset
 from fedglad.core import guard, user_code
 from fedglad.core.build import build, settings_of
 from fedglad.data.validation import held_out, validation_of, with_validation
-from fedglad.server.compatibility import refuse
+from fedglad.server.compatibility import refuse, refuse_privacy
 from fedglad.simulation import engines
 from fedglad.tasks.classification import Classification
 
@@ -60,11 +62,13 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
     "model": models.REGISTRY,
     "client": clients.REGISTRY,
     "sampler": samplers.REGISTRY,
+    "transform": transforms.REGISTRY,
     "filter": filters.REGISTRY,
     "weighting": weights.REGISTRY,
     "estimator": estimators.REGISTRY,
     "guard": guard.REGISTRY,
     "trust": trust.REGISTRY,
+    "privacy": privacy.REGISTRY,
     "server": optimizers.REGISTRY,
     "adapter": adapters.REGISTRY,
     "average": averages.REGISTRY,
@@ -73,9 +77,11 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
 
 YOUNGER = {
     "task": Classification,
+    "transform": transforms.NoTransform,
     "estimator": estimators.NoEstimator,
     "guard": guard.NoGuard,
     "trust": trust.NoTrust,
+    "privacy": privacy.NoPrivacy,
     "average": averages.NoAverage,
 }
 """Sections that files of before do not have, and what their runs had in the place of it."""
@@ -84,11 +90,17 @@ YOUNGER_KEYS = {"eval_clients": 0, "eval_clients_every": 10, "stop_after": 0, "m
 """Keys outside of all sections that files of before do not have; with these values nothing is other
 than it was then, nor is a run's hash."""
 
-LISTS = {"server": "optimizers", "data": "datasets", "weighting": "weights"}
+LISTS = {
+    **{"server": "optimizers", "data": "datasets", "weighting": "weights"},
+    "privacy": "privacy",
+}
 """What a section's registry is called in `fedglad list`, where it is not its plural."""
 
 FACTORIES = {"model": "build", "data": "load_federation"}
 """Sections in which a user's class may be a plain function, and the method that it stands for."""
+
+OWN = ("data.partition", "client.rounds_schedule", "server.schedule")
+"""Keys beside those of the sections' classes that may name a user's class."""
 
 KEEP = ("client", "sampler", "engine")
 """Sections in which a field means the same in every class, and so outlives another `name`, unless
@@ -177,11 +189,16 @@ class Config:
             for section, count in {"data": "clients", "sampler": "clients_per_round"}.items():
                 if hasattr(sections[section], count):
                     sections[section] = replace(sections[section], **{count: 1})
-        others = ("data", "task", "model", "guard", "trust", "engine")
+        others = ("data", "task", "model", "guard", "trust", "privacy", "engine")
         parts = {name: part for name, part in sections.items() if name not in others}
         try:
             if not any(isinstance(part, Unloaded) for part in parts.values()):
                 refuse(**parts, engine=sections["engine"])
+                if isinstance(sections["privacy"], privacy.Central):
+                    held_out = getattr(sections["data"], "validation", 0) or tree.get("stop_after")
+                    judges = {name: sections[name] for name in ("guard", "trust")}
+                    others = {name: part for name, part in parts.items() if name != "average"}
+                    refuse_privacy(**others, **judges, validates=bool(held_out))
         except (ValueError, AttributeError) as error:
             lost = "a class of another kind: " if isinstance(error, AttributeError) else ""
             raise ConfigError(f"{lost}{error}") from None
@@ -258,7 +275,7 @@ class Config:
             data=data,
             task=task,
             start_loss=loss,
-            client=parts["client"],
+            client=parts["client"].within(self.rounds),
             sampler=parts["sampler"],
             optimizer=parts["server"].within(self.rounds),
             adapter=parts["adapter"],
@@ -268,6 +285,8 @@ class Config:
             trust=parts["trust"] if isinstance(parts["trust"], trust.Trust) else None,
             estimator=_or_none(parts["estimator"], estimators.NoEstimator),
             average=_or_none(parts["average"], averages.NoAverage),
+            transform=_or_none(parts["transform"], transforms.NoTransform),
+            privacy=_or_none(parts["privacy"], privacy.NoPrivacy),
             engine=parts["engine"],
             arithmetic=getattr(settings, "arithmetic", 1),
             eval_clients=self.eval_clients,
@@ -505,11 +524,13 @@ DEFAULTS = {
     "model": "small-cnn",
     "client": "plain",
     "sampler": "uniform",
+    "transform": "none",
     "filter": "none",
     "weighting": "samples",
     "estimator": "none",
     "guard": "adaptive",
     "trust": "none",
+    "privacy": "none",
     "server": "sgd",
     "adapter": "glad",
     "average": "none",
@@ -529,7 +550,7 @@ def _with_guard(tree: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _own_names(tree: Mapping[str, Any]) -> dict[str, str]:
     """The keys of a configuration that name code outside of this library, and these names."""
-    keys = (*(f"{section}.name" for section in REGISTRIES), "data.partition")
+    keys = (*(f"{section}.name" for section in REGISTRIES), *OWN)
     given = {key: value for key, value in flat(tree).items() if key in keys}
     return {
         key: name for key, name in given.items() if isinstance(name, str) and user_code.is_own(name)

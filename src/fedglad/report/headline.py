@@ -9,6 +9,7 @@ from typing import Any
 from fedglad.analysis.curves import series
 from fedglad.analysis.grouping import Seed
 from fedglad.analysis.statistics import LAST, interval, known, last_mean, spread
+from fedglad.privacy import text
 from fedglad.records import Score
 from fedglad.report import RunFigures
 from fedglad.report.groups import Grouped
@@ -73,7 +74,7 @@ def disagreement(view: RunView) -> str | None:
 
 def headline(grouped: Grouped, runs: Sequence[RunFigures]) -> list[dict[str, str]]:
     """The figures at the head of the page."""
-    return [*results(grouped, runs), *facts(runs)]
+    return [*results(grouped, runs), *facts(grouped, runs)]
 
 
 def results(grouped: Grouped, runs: Sequence[RunFigures]) -> list[dict[str, str]]:
@@ -89,9 +90,12 @@ def results(grouped: Grouped, runs: Sequence[RunFigures]) -> list[dict[str, str]
     return tiles
 
 
-def facts(runs: Sequence[RunFigures]) -> list[dict[str, str]]:
+def facts(grouped: Grouped, runs: Sequence[RunFigures]) -> list[dict[str, str]]:
     """The tiles of all runs together."""
-    return [_distrusted(runs), *_clients(runs), _rejected(runs), _time(runs)]
+    return [
+        *_privacy(grouped.views),
+        *[_distrusted(runs), *_clients(runs), _rejected(runs), _time(runs)],
+    ]
 
 
 def average(grouped: Grouped, runs: Sequence[RunFigures]) -> str | None:
@@ -398,6 +402,22 @@ def _distrusted(runs: Sequence[RunFigures]) -> dict[str, str]:
     tone = "bad" if flagged and flagged >= DISTRUSTED * len(flags) else "plain"
     details = [f"{count} {name}" for name, count in by.items()] if flagged else []
     return _tile("Rounds distrusted", f"{flagged} of {len(flags)}", details, tone)
+
+
+def _privacy(views: Sequence[RunView]) -> list[dict[str, str]]:
+    """The largest ε so far of runs with central differential privacy; no tile if there are none."""
+    spent: list[tuple[float, Any]] = []
+    for view in views:
+        known = [e for r in view.rounds if (e := number(r.get("epsilon"), 0.0)) is not None]
+        section = view.config.get("privacy")
+        given = section.get("delta") if isinstance(section, Mapping) else None
+        spent += [(known[-1], number(given, 0.0, 1.0))] if known else []
+    if not spent:
+        return []
+    epsilon, delta = max(spent, key=lambda pair: pair[0])
+    details = [f"δ = {delta:g}"] if delta is not None else []
+    details += [f"the largest of {len(spent)} runs"] if len(spent) > 1 else []
+    return [_tile("Privacy of the models", f"ε = {text(epsilon)}", details)]
 
 
 def _clients(runs: Sequence[RunFigures]) -> list[dict[str, str]]:

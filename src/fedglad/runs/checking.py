@@ -28,7 +28,8 @@ State = Literal["good", "no checksum", "damaged", "missing", "left behind"]
 STATES = get_args(State)
 
 WRONG = ("damaged", "missing")
-STORES = ("memories", "memories/updates", "memories/estimator")  # what is kept of clients
+STORES = ("memories", "memories/updates", "memories/estimator", "memories/transform")
+"""What is kept of clients."""
 
 
 @dataclass(frozen=True)

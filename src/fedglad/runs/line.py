@@ -123,6 +123,10 @@ def clean(raw: Any) -> tuple[dict[str, Any], list[str]] | None:
     record["clients"] = _clients(given.get("clients", []), bad)
     record["groups"] = _groups(given.get("groups", {}), bad)
     record["seconds"] = _seconds(given.get("seconds", {}), bad)
+    if "bytes" in given and (sizes := _bytes(given["bytes"], bad)):
+        record["bytes"] = sizes
+    if "epsilon" in given:
+        record["epsilon"] = _checked(given["epsilon"], 0.0, LARGEST, bad, "epsilon")
     if "alarm" in given:
         if given["alarm"] is None or given["alarm"] in ALARMS:
             record["alarm"] = given["alarm"]
@@ -255,6 +259,16 @@ def _groups(raw: Any, bad: list[str]) -> dict[str, dict[str, float | None]]:
         )
         groups[text(name)] = {"gsi": gsi, "baseline": baseline, "scale": scale}
     return groups
+
+
+def _bytes(raw: Any, bad: list[str]) -> dict[str, int] | None:
+    """How many went to a cohort and came from it; None for what is no such pair."""
+    given = cast(dict[str, Any], raw) if isinstance(raw, dict) else {}
+    sizes = {name: given.get(name) for name in ("down", "up")}
+    if all(_whole(size) for size in sizes.values()):
+        return cast(dict[str, int], sizes)
+    bad.append("bytes")
+    return None
 
 
 def _seconds(raw: Any, bad: list[str]) -> dict[str, float]:

@@ -156,6 +156,8 @@ def _play(
                 )
     kept = write_models(run.folder, simulation.server, simulation.t, config.hash())
     more: dict[str, Any] = {"update_bytes": simulation.update_bytes}
+    if (epsilon := simulation.server.epsilon) is not None:
+        more["epsilon"] = epsilon
     if simulation.t < config.rounds:
         more["stopped"] = simulation.stopping.reason
     write_summary(run, kept | (best.write() if best else {}), more)

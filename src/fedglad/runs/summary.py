@@ -119,7 +119,7 @@ def write_summary(
     """Writes summary.json of a run that is at its end; `models` are its files' checksums.
 
     `more` is what the records do not say: `update_bytes`, what a client receives and sends in a
-    round, and `stopped`, why the run ended before its last round.
+    round, `epsilon`, of a run with privacy, and `stopped`, why it ended before its last round.
     """
     made = {**summarise(run.rounds()), **(more or {})}
     summary = {**made, **({"models": dict(models)} if models else {})}

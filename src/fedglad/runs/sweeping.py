@@ -95,9 +95,10 @@ Then = Callable[[Event], Iterable[Task | Event]]
 
 
 def first_rounds(config: Config, rounds: int) -> Config:
-    """A run's first rounds as a run; the server's rate falls as it would in the whole run."""
-    config.require_loaded("server")
-    sections = {**config.sections, "server": config.sections["server"].within(config.rounds)}
+    """A run's first rounds as a run; rates fall as they would in the whole run."""
+    config.require_loaded("server", "client")
+    falling = {name: config.sections[name].within(config.rounds) for name in ("server", "client")}
+    sections = {**config.sections, **falling}
     return replace(config, rounds=rounds, sections=sections)
 
 

@@ -25,15 +25,18 @@ from fedglad.data.validation import clients_with_test, validation_of
 from fedglad.estimators import Estimator
 from fedglad.filters import Filter
 from fedglad.optimizers import Optimizer
+from fedglad.privacy import Central
 from fedglad.records import Bundle, ClientScores, Failure, Round
 from fedglad.rng import stream
 from fedglad.samplers.base import Pool, Sampler
+from fedglad.server.compatibility import refuse_privacy, refuse_transform
 from fedglad.server.server import Server
 from fedglad.simulation.driver import Driver, guard_of
 from fedglad.simulation.engines.base import Engine, Federation, Job, Packed, Updates
 from fedglad.simulation.stopping import Stopping
 from fedglad.tasks.base import Task, score_of
 from fedglad.tasks.classification import Classification
+from fedglad.transforms import Transform
 from fedglad.trust import Trust
 from fedglad.weights import Samples
 
@@ -64,6 +67,8 @@ class Parts:
     trust: Trust | None = None
     estimator: Estimator | None = None
     average: Average | None = None
+    transform: Transform | None = None
+    privacy: Central | None = None
     engine: Any  # settings with start(job)
     arithmetic: int = 1  # see Driver
     eval_clients: int | Literal["all"] = 0  # whose held-out samples the model is tested on
@@ -100,6 +105,17 @@ class Simulation(Driver):
             )
         self.counts = _counts(self.pool)
         self.everybody = None if self.counts is None else self.counts.sum(axis=0)
+        if parts.privacy:
+            refuse_privacy(
+                adapter=parts.adapter,
+                filter=parts.filter,
+                weighting=parts.weighting,
+                server=parts.optimizer,
+                client=parts.client,
+                sampler=parts.sampler,
+                transform=parts.transform,
+                validates=self.validates,
+            )
         server = Server(
             parts.model,
             optimizer=parts.optimizer,
@@ -112,10 +128,19 @@ class Simulation(Driver):
             guard=guard_of(parts.guard, parts.sampler),
             trust=parts.trust or (Trust() if parts.filter.needs_trust else None),
             distances=parts.sampler.distances,
+            privacy=parts.privacy,
         )
         if parts.estimator:
             _require_room(parts.estimator, parts, server, memories)
-        super().__init__(server, parts.sampler, parts.seed, client=parts.client, memories=memories)
+        refuse_transform(parts.transform, parts.filter, parts.client)
+        super().__init__(
+            server,
+            parts.sampler,
+            parts.seed,
+            client=parts.client,
+            transform=parts.transform,
+            memories=memories,
+        )
         start = twin(parts.model)
         job = Job(
             lambda: twin(start),
@@ -140,7 +165,7 @@ class Simulation(Driver):
             begin = time.perf_counter()
             cohort = self.draw(self.pool, lambda ids: self.engine.losses(ids, server.packed))
             groups = self.engine.train(t, cohort.ids, server.packed, server.sent)
-            updates = _weighted(t, groups, cohort.weights)
+            updates = _weighted(t, self._counted(groups), cohort.weights)
             record, alarm = self.step(cohort.ids, updates, population=self.pool.clients)
             self.t = t + 1
             trained = time.perf_counter()
@@ -151,7 +176,17 @@ class Simulation(Driver):
                 metrics = self._metrics("", server.packed)
                 if averages:
                     metrics |= self._metrics("averaged_", server.packed_average)
-            played = Round.measured(t, cohort.ids, record, metrics=metrics, score=self.score)
+            played = Round.measured(
+                t,
+                cohort.ids,
+                record,
+                metrics=metrics,
+                score=self.score,
+                bytes={
+                    "down": self.update_bytes["down"] * len(cohort.ids),
+                    "up": self.update_bytes["up"] * self.arrived,
+                },
+            )
             if self.tested_clients:
                 last = last or stopping.late(time.perf_counter() - begin) or stopping.ends(played)
                 if last or self.t % parts.eval_clients_every == 0:
@@ -200,13 +235,23 @@ class Simulation(Driver):
         layout, client, personal = self.server.layout, self.parts.client, self.personal
         numel = sum(layout.numels) - (personal.numel if personal else 0)
         vector = numel * layout.dtype.itemsize
+        update = self.transform.size(layout) if self.transform else vector
         stay = personal.buffers if personal else []
         buffers = sum(b.nbytes for name, b in self.server.packed[1].items() if name not in stay)
         sends = client.server is not None and getattr(client.server, "wants_extra", True)
         return {
             "down": vector * (1 + len(client.hears)) + buffers,
-            "up": vector * (1 + bool(sends)) + buffers,
+            "up": update + vector * bool(sends) + buffers,
         }
+
+    def _counted(self, groups: Updates) -> Updates:
+        """The updates, and in `arrived` how many there were: who failed has sent nothing."""
+        self.arrived = 0
+        for group in groups:
+            members = group.clients if isinstance(group, Bundle) else group
+            self.arrived += sum(not isinstance(member, Failure) for member in members)
+            yield group
+            del group
 
     def _client_scores(self, packed: Packed) -> ClientScores:
         """A model's scores on the held-out samples of the clients that were drawn for it."""

@@ -49,9 +49,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Call:
-    """What is sent to the clients of one round."""
+    """What is sent to the clients of one round, and what they do in it, at the round's rate."""
 
     t: int
+    client: Plain
     theta: Tensor
     buffers: Mapping[str, Tensor]
     sent: Memory
@@ -115,18 +116,17 @@ class Worker:
         """
         job, device, memories = self.job, self.device, self.job.memories
         memory = self._memory(client, version)
-        method = job.client.at_round(call.t)
         try:
             x, y = batch.samples(job.data.client(client), self.dtype)
             result = self.bench.train(
-                method,
+                call.client,
                 call.theta,
                 call.buffers,
                 batch.to(x, device),
                 batch.to(y, device),
                 stream(job.seed, "client", call.t, client),
                 t=call.t,
-                order=method.order(job.seed, client),
+                order=call.client.order(job.seed, client),
                 prepare=self.prepare,
                 memory=_on(memory, device),
                 sent=call.sent,
@@ -153,8 +153,9 @@ class Worker:
     def call(self, t: int, packed: Packed, sent: Memory) -> Call:
         """What the clients of a round are sent, on the device."""
         device, zeros = self.device, self.bench.zeros
-        sent = {name: sent.get(name, zeros) for name in self.job.client.hears}
-        return Call(t, packed[0].to(device), _on(packed[1], device), _on(sent, device))
+        client = self.job.client.of_round(t)
+        sent = {name: sent.get(name, zeros) for name in client.hears}
+        return Call(t, client, packed[0].to(device), _on(packed[1], device), _on(sent, device))
 
     def evaluate(self, packed: Packed, start: int, held: Held = "test") -> Sums:
         """The sums of the task's metrics on the chunk of a held-out set that begins there."""

@@ -133,7 +133,7 @@ class BatchedEngine(SerialEngine):
         return as_group(self.job, clients, deltas.cpu(), [reports[k] for k in range(len(clients))])
 
     def _batches(self, t: int, client: int, n: int) -> list[np.ndarray | slice]:
-        settings = self.job.client.at_round(t)
+        settings = self.job.client.of_round(t)
         if n <= settings.batch_size:  # all of it every time: the order changes nothing
             return [slice(None)] * (settings.steps or settings.epochs)
         rng = stream(self.job.seed, "client", t, client)
@@ -170,8 +170,7 @@ class BatchedEngine(SerialEngine):
     def _train(
         self, call: Call, members: list[Member], deltas: Tensor
     ) -> dict[int, Report | Failure]:
-        client, bench, theta = self.job.client.at_round(call.t), self.bench, call.theta
-        k = len(members)
+        client, bench, theta, k = call.client, self.bench, call.theta, len(members)
         totals = [len(member.batches) for member in members]
         batches = Batches(members, self.worker.device)
         w, grad = self._matrix("w", k).copy_(theta), self._matrix("grad", k)
