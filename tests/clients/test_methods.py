@@ -206,7 +206,12 @@ def test_scaffold_begins_as_fedavg(optimizer: str):
 
 def test_vrl_sgd_begins_as_fedavg():
     own = {"client__optimizer": "sgd"}
-    assert run("vrl-sgd", rounds=1, **own) == run("plain", rounds=1, **own)
+    (first,), state = run("vrl-sgd", rounds=1, **own)
+    (plain,), same = run("plain", rounds=1, **own)
+    assert state == same
+    sizes, of_plain = first.pop("bytes"), plain.pop("bytes")  # the mean gradient comes back, too
+    assert sizes == {"down": of_plain["down"], "up": 2 * of_plain["up"]}
+    assert first == plain
     assert run("vrl-sgd", rounds=2, **own) != run("plain", rounds=2, **own)
 
 

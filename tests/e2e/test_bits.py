@@ -3,8 +3,8 @@
 `bits.json` was written by `PYTHONPATH=tests python tests/e2e/test_bits.py`, on the first machine
 it names; on the others the same code gave the same bits. They differ between types of machine and
 versions of libraries, and elsewhere the tests of them are skipped. Only fields that were there at
-that time are looked at, so that records may gain others. `old/` holds two runs of that time, each cut short: what is written today must still go on
-from them.
+that time are looked at, so that records may gain others. `old/` holds two runs of that time, each
+cut short: what is written today must still go on from them.
 
 Written anew only where results are meant to differ, together with `config.FORMAT`.
 """
