@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fedglad.core.lazy import lazily
 
 if TYPE_CHECKING:
+    from fedglad.simulation.callbacks import Callbacks as Callbacks
     from fedglad.simulation.simulation import Parts as Parts
     from fedglad.simulation.simulation import Simulation as Simulation
 
