@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import importlib.util
 import pickle
 import signal
 import threading
@@ -67,7 +68,7 @@ def run(overrides: Mapping[str, Any] | None = None, **given: Any) -> Any:
     return fedglad.run("digits", {**settings, **(overrides or {})}, **given)
 
 
-def net() -> Net:
+def net() -> Any:
     torch.manual_seed(3)
     return Net()
 
@@ -81,7 +82,7 @@ def test_an_object_that_a_file_can_hold_stands_in_it_as_if_it_were_named():
     in_place_of_the_name = load("digits", {"adapter.name": Glad(gamma=0.1)})[1]
     assert by_object == by_name == in_place_of_the_name
     assert by_object.hash() == by_name.hash()
-    own = as_section("adapter", Halved(by=0.25))
+    own: Any = as_section("adapter", Halved(by=0.25))
     assert own["name"] == f"{__name__}:Halved"
     assert own["by"] == 0.25
 
@@ -496,7 +497,7 @@ def test_others_are_refused_by_what_they_are(tmp_path: Path):
         "model": "begun with another model: it was Net, 2 tensors, 650 parameters",
         "adapter": r"begun with another adapter: it was OfCell\(.*by=0.25.* now it is .*by=0.75",
     }.items():
-        objects = {"model": net(), "adapter": OfCell(by=0.25)}
+        objects: dict[str, Any] = {"model": net(), "adapter": OfCell(by=0.25)}
         objects[given] = other_net() if given == "model" else OfCell(by=0.75)
         with pytest.raises(RunError, match=said):
             run(**objects, out=tmp_path / "run", resume=True)
@@ -505,12 +506,12 @@ def test_others_are_refused_by_what_they_are(tmp_path: Path):
 def test_a_run_that_was_opened_goes_on_with_objects_given_again(tmp_path: Path):
     interrupted(tmp_path / "run", model=net(), adapter=OfCell())
     with pytest.warns(UserWarning, match="the run is not finished, rounds recorded: 1 of 4"):
-        (opened,) = fedglad.load_runs(tmp_path)
+        opened: Any = fedglad.load_runs(tmp_path)[0]
     with pytest.raises(ConfigError, match=r"\[model\] was an object that was given from Python"):
         opened.resume()
     with pytest.raises(RunError, match=r"give a module of its kind, run\.load"):
         _ = opened.model
-    module = Net()
+    module: Any = Net()
     assert opened.load(into=module).linear.weight.shape == module.linear.weight.shape
     assert not opened.load(into=module).linear.weight.equal(module.linear.weight)
     with pytest.raises(RunError, match="is of another model: "):
@@ -527,6 +528,29 @@ def test_own_settings_that_a_file_names_go_on_from_the_folder_alone(tmp_path: Pa
         (opened,) = fedglad.load_runs(tmp_path / "run")
     opened.resume()
     assert opened.rounds["test_loss"].equals(run(adapter=Halved(by=0.25)).rounds["test_loss"])
+
+
+def test_a_run_without_its_state_does_not_begin_anew_in_silence(tmp_path: Path):
+    ended = run(out=tmp_path / "run", callbacks=lambda round, server: True)
+    for path in (tmp_path / "run/checkpoints").iterdir():
+        path.unlink()
+    with pytest.raises(RunError, match=r"the run in .* has no checkpoint left to go on from"):
+        ended.resume()
+    assert ended.finished
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("fedglad.runs.extending") is None, reason="runs cannot be extended yet"
+)
+@pytest.mark.filterwarnings("ignore:going on after round")
+@pytest.mark.parametrize("kept", [True, False], ids=["in a folder", "nowhere"])
+def test_a_finished_run_is_made_longer(kept: bool, tmp_path: Path):
+    done = run({"rounds": 2}, model=net(), out=tmp_path / "run" if kept else None)
+    done.resume(rounds=4)
+    whole = run(model=net())
+    assert done.rounds["test_loss"].equals(whole.rounds["test_loss"])
+    assert done.model.linear.weight.equal(whole.model.linear.weight)
+    assert done.config["rounds"] == 4
 
 
 @pytest.mark.slow

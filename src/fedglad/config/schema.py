@@ -621,7 +621,7 @@ def simulate(
     {"adapter": Mine()}. `model`, `data` and `task` take the place of the configuration's: a module;
     an object that has clients, size(k), client(k) -> (x, y) and test() -> (x, y); and one that has
     loss(model, batch) and metrics(model, batch). `callbacks` are called after each round, before it
-    is yielded, and may end the run (`fedglad.simulation.Callbacks`).
+    is yielded, and may end the run, as those of `fedglad.run`.
 
     >>> settings = {"rounds": 2, "client.epochs": 1, "sampler.clients_per_round": 3}
     >>> [len(round.cohort) for round in simulate("digits", settings)]

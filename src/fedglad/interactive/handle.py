@@ -226,6 +226,8 @@ class RunHandle:
             *(section for section, one in config.sections.items() if isinstance(one, Given))
         )
         if self.stopped:  # to the summary, this is the end
+            if not any((self._run.folder / "checkpoints").glob("*.json")):
+                raise RunError(f"{self._where} has no checkpoint left to go on from")
             (self._run.folder / "summary.json").unlink()
         self.play(config, callbacks, progress, resume=True, trust_code=trust_code)
         return self

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from fedglad.core.lazy import lazily
 
 if TYPE_CHECKING:
-    from fedglad.simulation.callbacks import Callbacks as Callbacks
     from fedglad.simulation.simulation import Parts as Parts
     from fedglad.simulation.simulation import Simulation as Simulation
 
