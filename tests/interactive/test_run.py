@@ -18,9 +18,11 @@ from run_support import TINY, cli, outcome, tiny_data
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from typer.testing import CliRunner
 
 import fedglad
 from fedglad.adapters import Adapter, Glad
+from fedglad.cli import app
 from fedglad.config.schema import Config, ConfigError, as_section, load
 from fedglad.core.given import Given, fingerprint
 from fedglad.optimizers import SGD, Adam
@@ -201,10 +203,6 @@ def test_a_run_is_the_one_of_the_command_with_its_folder(tmp_path: Path):
     by_object = run(adapter=Glad(gamma=0.1), server=Adam(lr=0.01), out=tmp_path / "object")
     args = [f"--set={key}={value}" for key, value in QUICK.items()]
     more = ["adapter.name=glad", "adapter.gamma=0.1", "server.name=adam", "server.lr=0.01"]
-    from typer.testing import CliRunner
-
-    from fedglad.cli import app
-
     call = ["run", "digits", *args, *(f"--set={one}" for one in more)]
     done = CliRunner().invoke(app, [*call, "--out", str(tmp_path / "name")])
     assert done.exit_code == 0, done.output
@@ -305,6 +303,14 @@ def test_data_that_is_given_has_a_validation_set_as_any_other():
     assert len(by_simulate) == len(done.rounds)
     with pytest.raises(ConfigError, match=r"data\.validation = 2: must be in \[0, 1\)"):
         run({"data.validation": 2}, data=tiny_data(20, 30))
+
+
+@pytest.mark.parametrize(("progress", "lines"), [(True, 4), ("auto", 0), (False, 0)])
+def test_progress_outside_of_a_terminal(
+    progress: Any, lines: int, capsys: pytest.CaptureFixture[str]
+):
+    run(progress=progress)
+    assert capsys.readouterr().out.count("clients/s") == lines
 
 
 def test_how_a_run_looks():
@@ -553,6 +559,46 @@ def test_a_finished_run_is_made_longer(kept: bool, tmp_path: Path):
     assert done.config["rounds"] == 4
 
 
+def test_objects_in_the_overrides_of_simulate():
+    (by_object,) = fedglad.simulate("digits", {**QUICK, "rounds": 1, "adapter": OfCell(by=0.25)})
+    assert set(by_object.record.scale.values()) == {0.25}
+    config = load("digits", {**QUICK, "rounds": 1, "adapter.name": OfCell(by=0.25)})[1]
+    (again,) = fedglad.simulate(config, {"seed": 1})  # the object is still there
+    assert again.test_loss == by_object.test_loss
+
+
+@pytest.fixture(scope="module")
+def of_objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs that differ in their object alone."""
+    folder = tmp_path_factory.mktemp("objects")
+    for by in (0.25, 0.75):
+        run({"rounds": 2}, adapter=OfCell(by=by), out=folder / f"{by}")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "said"),
+    [
+        ("compare {}", 0, "adapter.by=0.25"),
+        ("check {}/0.25", 0, "0.25: 8 good"),
+        ("config {}/0.25/config.toml", 0, "from_python = "),
+        ("report {} --out {}/page.html", 0, "Page: "),
+        ("replay {}/0.25", 2, "the run's rule was an object that was given from Python"),
+        ("replay {}/0.25 --set adapter.name=glad", 0, "its own rule is not known here"),
+        (
+            "sweep {}/0.25/config.toml --grid seed=1,2 --control --out {}/sweep",
+            2,
+            "[adapter] was an object that was given from Python",
+        ),
+        ("run {}/0.25/config.toml --out {}/0.25", 0, "This run is finished already"),
+    ],
+)
+def test_the_command_reads_runs_of_objects(of_objects: Path, call: str, code: int, said: str):
+    done = CliRunner().invoke(app, call.replace("{}", str(of_objects)).split())
+    assert done.exit_code == code, done.output
+    assert said in " ".join(done.output.split())
+
+
 @pytest.mark.slow
 def test_the_command_refuses_to_go_on_with_an_object_and_says_what_to_give(tmp_path: Path):
     folder = tmp_path / "run"
@@ -564,5 +610,3 @@ def test_the_command_refuses_to_go_on_with_an_object_and_says_what_to_give(tmp_p
     assert "[adapter] was an object that was given from Python, OfCell(" in said
     assert "fedglad.run(…, adapter=…, out=…, resume=True)" in said
     assert before == {path: path.read_bytes() for path in before}
-    assert cli("report", folder).returncode == 0
-    assert cli("config", folder / "config.toml").returncode == 0

@@ -378,6 +378,8 @@ class Config:
             if tree[name] == default:
                 del tree[name]
         for section, settings in self.sections.items():
+            if isinstance(settings, Given):
+                tree[section][FROM_PYTHON] = settings.fingerprint  # however it shows itself
             for name, default in getattr(settings, "added", {}).items():
                 if getattr(settings, name) == default:
                     tree[section].pop(name)
@@ -569,7 +571,7 @@ def _is_named(section: str, name: str, thing: Any) -> bool:
     if name in REGISTRIES[section]:
         return True
     module, _, attribute = name.partition(":")
-    if module == "__main__" or not attribute.isidentifier():
+    if module in ("__main__", "__mp_main__") or not attribute.isidentifier():
         return False
     try:
         return user_code.load(name) is thing
