@@ -231,6 +231,7 @@ def test_the_cells_of_the_notebook_are_a_program(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Jupyter's
 def test_the_notebook_runs_in_a_kernel(tmp_path: Path):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")

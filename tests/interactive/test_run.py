@@ -379,10 +379,14 @@ def test_a_callback_ends_a_run_with_everything_saved(tmp_path: Path):
     assert "stopped: callback Patience" in repr(done)
 
 
-def test_a_run_that_was_ended_goes_on_to_the_same_bits(tmp_path: Path):
-    whole = run(out=tmp_path / "whole")
-    ended = run(out=tmp_path / "ended", callbacks=lambda round, server: round.t == 0 and "enough")
-    assert ended.stopped == "callback <lambda>: enough"
+@pytest.mark.parametrize("client", ["plain", "scaffold"])  # the second remembers
+def test_a_run_that_was_ended_goes_on_to_the_same_bits(client: str, tmp_path: Path):
+    def enough(round: Any, server: Any) -> Any:
+        return round.t == 0 and "enough"
+
+    whole = run({"client.name": client}, out=tmp_path / "whole")
+    ended = run({"client.name": client}, out=tmp_path / "ended", callbacks=enough)
+    assert ended.stopped == "callback enough: enough"
     early = ended.model
     assert ended.resume() is ended
     assert outcome(tmp_path / "ended") == outcome(tmp_path / "whole")
