@@ -35,6 +35,7 @@ PLACES = {
     "fedglad.config": "TOML, presets and dotted keys",
     "fedglad.runs": "runs on disk: one, many, tuning",
     "fedglad.analysis": "what finished runs say",
+    "fedglad.interactive": "runs from Python, and their data frames",
     "fedglad.flower": "FedGLAD inside Flower",
 }
 """Where users import from; what is not listed is private."""

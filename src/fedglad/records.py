@@ -421,6 +421,34 @@ class Round:
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     warning: str = ""  # said once, and not kept
 
+    @property
+    def server(self) -> Any:
+        """The server of the run that this round is from.
+
+        It is the server itself, as it is now: after later rounds it is further, and its tensors are
+        views of what these change. Copy what must stay. It is no part of the round: neither
+        compared, nor pickled, nor copied. AttributeError if the round is from elsewhere.
+
+        >>> from fedglad import simulate
+        >>> (last,) = simulate("digits", {"rounds": 1, "client.epochs": 1})
+        >>> sorted(last.server.state)[:2]
+        ['conv1.bias', 'conv1.weight']
+        """
+        if (server := vars(self).get("_server")) is None:
+            raise AttributeError(
+                "this round has no server: only those that simulate yields, and those that "
+                "callbacks get, have one, and a copy has none"
+            )
+        return server
+
+    def with_server(self, server: Any) -> Round:
+        """This round, which now has a server."""
+        object.__setattr__(self, "_server", server)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_server"}
+
     def to_dict(self) -> dict[str, Any]:
         """One line of a run's `rounds.jsonl`."""
         further: dict[str, Any] = {}

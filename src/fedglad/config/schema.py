@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import difflib
 import hashlib
+import inspect
 import json
 import math
 import re
@@ -17,6 +18,7 @@ import traceback
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from datetime import date, time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_origin, get_type_hints
 
@@ -41,6 +43,8 @@ from fedglad.config.keys import flat
 from fedglad.config.presets import PRESETS, Preset
 from fedglad.core import guard, user_code
 from fedglad.core.build import build, settings_of
+from fedglad.core.given import KEY as FROM_PYTHON
+from fedglad.core.given import Given
 from fedglad.data.validation import held_out, validation_of, with_validation
 from fedglad.server.compatibility import refuse, refuse_privacy
 from fedglad.simulation import engines
@@ -101,6 +105,8 @@ FACTORIES = {"model": "build", "data": "load_federation"}
 
 OWN = ("data.partition", "client.rounds_schedule", "server.schedule")
 """Keys beside those of the sections' classes that may name a user's class."""
+OF_ANY_DATA = {"seed": 0, "validation": 0.0}
+"""Keys that also a federation given from Python has: what its validation set is drawn by."""
 
 KEEP = ("client", "sampler", "engine")
 """Sections in which a field means the same in every class, and so outlives another `name`, unless
@@ -124,6 +130,14 @@ class ConfigError(ValueError):
 CONFIG_FILE = "config.toml"
 """The file's name in a run's folder, whose author may be anybody; files of other names are those
 that users write."""
+
+
+PLAIN = (str, int, float, list, tuple, type(None), date, time, Mapping, Given)
+"""What TOML has as a value or a section, and what stands for an object already."""
+
+GIVEN = """An object that was given from Python, which no file holds. The run goes on with the same
+one, given again: fedglad.run(…, {section}=…, out=…, resume=True)."""
+"""What config.toml says of it."""
 
 
 @dataclass(frozen=True)
@@ -190,13 +204,13 @@ class Config:
                 if hasattr(sections[section], count):
                     sections[section] = replace(sections[section], **{count: 1})
         others = ("data", "task", "model", "guard", "trust", "privacy", "engine")
-        parts = {name: part for name, part in sections.items() if name not in others}
+        parts = {name: _itself(part) for name, part in sections.items() if name not in others}
         try:
-            if not any(isinstance(part, Unloaded) for part in parts.values()):
-                refuse(**parts, engine=sections["engine"])
+            if not any(isinstance(part, Unloaded | None) for part in parts.values()):
+                refuse(**parts, engine=_itself(sections["engine"]))
                 if isinstance(sections["privacy"], privacy.Central):
                     held_out = getattr(sections["data"], "validation", 0) or tree.get("stop_after")
-                    judges = {name: sections[name] for name in ("guard", "trust")}
+                    judges = {name: _itself(sections[name]) for name in ("guard", "trust")}
                     others = {name: part for name, part in parts.items() if name != "average"}
                     refuse_privacy(**others, **judges, validates=bool(held_out))
         except (ValueError, AttributeError) as error:
@@ -212,13 +226,25 @@ class Config:
             tree[name] = {"name": _name_of(name, settings), **given}
         return tree
 
+    def to_tree(self) -> dict[str, Any]:
+        """The same with the objects that were given themselves: `Config.of` makes it again."""
+        given = {name: one for name, one in self.sections.items() if isinstance(one, Given)}
+        return {**self.to_dict(), **given}
+
     def own_names(self, *, loaded: bool = True) -> dict[str, str]:
         """The keys that name code outside of this library, of sections that are loaded or not."""
+        named = [(key, name, key.partition(".")[0]) for key, name in self._own_names()]
         return {
             key: name
-            for key, name in _own_names(self.to_dict()).items()
-            if isinstance(self.sections[key.partition(".")[0]], Unloaded) != loaded
+            for key, name, section in named
+            if isinstance(self.sections[section], Unloaded) != loaded
         }
+
+    def _own_names(self) -> list[tuple[str, str]]:
+        """Of all sections that are not an object, whose name says only what it was."""
+        given = {name for name, one in self.sections.items() if isinstance(one, Given)}
+        tree = {name: one for name, one in self.to_dict().items() if name not in given}
+        return [*_own_names(tree).items()]
 
     def to_toml(self) -> str:
         """The complete file, every field with its meaning."""
@@ -229,6 +255,8 @@ class Config:
             lines += ["", f"[{section}]", _line("name", tree[section]["name"], choices)]
             if isinstance(settings, Unloaded):
                 lines.append("# Code that was not loaded: the settings are as they were written.")
+            if isinstance(settings, Given):
+                lines += [f"# {line}" for line in GIVEN.format(section=section).splitlines()]
             texts = meanings(type(settings))
             for key, value in _values(settings).items():
                 line = _line(key, value, texts.get(key))
@@ -237,30 +265,27 @@ class Config:
 
     def plan(self, *, model: nn.Module | None = None, data: Any = None, task: Any = None) -> Parts:
         """What the configuration stands for; `model`, `data` and `task` take its own's place."""
-        import torch
-        from torch import nn
-
         from fedglad.config.trial import check
-        from fedglad.rng import stream
         from fedglad.simulation.simulation import Parts
         from fedglad.tasks.base import as_task
 
         self.require_loaded()
-        parts = self.sections
+        parts = {section: _itself(settings) for section, settings in self.sections.items()}
+        model = parts["model"] if model is None and self._is_made("model") else model
+        data = parts["data"] if data is None and self._is_made("data") else data
         name, settings = type(model).__name__, None
         if model is None:
             name, settings = _name_of("model", parts["model"]), parts["model"]
             if data is None:
                 agree(settings, parts["data"])
-            torch.manual_seed(int(stream(self.seed, "model").integers(2**63)))
-            model = _built("model", parts["model"], nn.Module)
-        assert model is not None
+            model = self.build_model()
         data = self.load_data() if data is None else data
         task = parts["task"] if task is None else as_task(task)
         loss = check(
             model, data, name, settings, task=task, batch_size=parts["client"].batch_size or 64
         )
-        seed, share = getattr(parts["data"], "seed", 0), getattr(parts["data"], "validation", 0.0)
+        split = _values(self.sections["data"])
+        seed, share = (split.get(name, none) for name, none in OF_ANY_DATA.items())
         data = held_out(data, share, seed if isinstance(seed, int) else 0)
         if self.stop_after and validation_of(data) is None:
             raise ConfigError(
@@ -295,10 +320,31 @@ class Config:
             max_seconds=self.max_seconds,
         )
 
+    def _is_made(self, section: str) -> bool:
+        """Whether the section was given as a model or a federation, and not as settings of one."""
+        thing = _itself(settings := self.sections[section])
+        return isinstance(settings, Given) and not _makes(section, thing)
+
     def load_data(self) -> Any:
         """The federation that the data section stands for."""
         self.require_loaded("data")
         return _built("data", self.sections["data"], object)
+
+    def build_model(self) -> nn.Module:
+        """The module that the model section stands for, as a run begins with it.
+
+        It is drawn by torch's generator, which is seeded for it. Of a module that was given it is
+        that module itself.
+        """
+        import torch
+        from torch import nn
+
+        from fedglad.rng import stream
+
+        self.require_loaded("model")
+        if not self._is_made("model"):
+            torch.manual_seed(int(stream(self.seed, "model").integers(2**63)))
+        return _built("model", self.sections["model"], nn.Module)
 
     def require_loaded(self, *sections: str) -> None:
         """Raises ConfigError if one of these sections, by default of all, was not loaded."""
@@ -307,6 +353,14 @@ class Config:
                 raise ConfigError(
                     f"{key} = {name!r} is code that a run's folder names, so it was not loaded. "
                     "If you trust it: --trust-code, or load(…, trust_code=True) in Python"
+                )
+        for section in sections or self.sections:
+            given = self.sections[section]
+            if isinstance(given, Given) and given.thing is None:
+                raise ConfigError(
+                    f"[{section}] was an object that was given from Python, {given.about}, which "
+                    "no file holds: go on from Python and give it again, "
+                    f"fedglad.run(…, {section}=…, out=…, resume=True)"
                 )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -331,17 +385,19 @@ class Config:
         The engine is a part of it only if its bits differ; trust, if a filter acts on it.
         """
         tree: dict[str, Any] = {"format": FORMAT, **self.to_dict()}
-        if getattr(self.sections["engine"], "exact", True):
+        if getattr(_itself(self.sections["engine"]), "exact", True):
             del tree["engine"]
         for section, none in YOUNGER.items():
             if self.sections.get(section) == none():
                 del tree[section]  # as it was before there was one
-        if not getattr(self.sections.get("filter"), "needs_trust", False):
+        if not getattr(_itself(self.sections.get("filter")), "needs_trust", False):
             tree.pop("trust", None)
         for name, default in YOUNGER_KEYS.items():
             if tree[name] == default:
                 del tree[name]
         for section, settings in self.sections.items():
+            if isinstance(settings, Given):
+                tree[section][FROM_PYTHON] = settings.fingerprint  # however it shows itself
             for name, default in getattr(settings, "added", {}).items():
                 if getattr(settings, name) == default:
                     tree[section].pop(name)
@@ -358,7 +414,8 @@ def load(
 
     A file may name code outside of this library, "package.module:Object". It is loaded, unless the
     file is the config.toml of a run's folder, which somebody else may have written: `trust_code`
-    loads all of it, none, or only these names. What `overrides` name is always loaded.
+    loads all of it, none, or only these names. What `overrides` name is always loaded. Among them
+    an object may stand where the name of a section does: {"adapter": Glad(gamma=0.1)}.
 
     >>> name, config = load("mnist", {"adapter.name": "none"})
     >>> name, config.rounds, config.sections["adapter"]
@@ -368,7 +425,7 @@ def load(
     ...
     fedglad.config.schema.ConfigError: unknown key 'server.rl': did you mean 'server.lr'?
     """
-    path = Path(source)
+    path, overrides = Path(source), _with_objects(overrides or {})
     if preset := PRESETS.get(str(source)):
         name, tree = str(source), copy.deepcopy(dict(preset.tree))
     elif path.suffix == ".toml":
@@ -385,11 +442,11 @@ def load(
         )
     if trust_code is None:
         trust_code = preset is not None or path.name != CONFIG_FILE
-    trusted = None if trust_code is True else {*(trust_code or ()), *_texts(overrides or {})}
-    _override(tree, overrides or {}, trusted)
+    trusted = None if trust_code is True else {*(trust_code or ()), *_texts(overrides)}
+    _override(tree, overrides, trusted)
     if preset:
         _tuned(tree, preset)
-        _one_average(tree, overrides or {})
+        _one_average(tree, overrides)
     return name, Config.of(tree, trusted)
 
 
@@ -423,7 +480,7 @@ def _override(
     tree: dict[str, Any], overrides: Mapping[str, Any], trusted: Collection[str] | None
 ) -> None:
     """Sets dotted keys; names first, so that their order does not matter."""
-    for key in sorted(overrides, key=lambda key: not key.endswith(".name")):
+    for key in sorted(overrides, key=_order):
         value = overrides[key]
         section, _, rest = key.partition(".")
         if not rest:
@@ -435,6 +492,18 @@ def _override(
             close = _closest(section, list(REGISTRIES), after=f".{rest}")
             raise ConfigError(f"unknown key {key!r}{close}")
         settings = tree.setdefault(section, {})
+        if isinstance(settings, Given) and section == "data" and rest in OF_ANY_DATA:
+            if rest == "validation" and not (isinstance(value, int | float) and 0 <= value < 1):
+                raise ConfigError(f"{key} = {value!r}: must be in [0, 1)")
+            tree[section] = replace(settings, values={**settings.values, rest: value})
+            continue
+        if isinstance(settings, Given):
+            if rest != "name":
+                raise ConfigError(
+                    f"{key} = {value!r}: [{section}] is an object that was given from Python, "
+                    f"{settings.about}: set {rest!r} where it is made"
+                )
+            settings = tree[section] = {}
         if not isinstance(settings, dict):
             raise ConfigError(f"[{section}] is {settings!r}: it is a section, give it keys")
         old = settings.get("name", DEFAULTS[section])
@@ -449,6 +518,114 @@ def _override(
         settings[rest] = value
 
 
+def _order(key: str) -> tuple[bool, bool]:
+    """Names first, and before them whole sections."""
+    return key.partition(".")[0] != key, not key.endswith(".name")
+
+
+def changed(config: Config, overrides: Mapping[str, Any]) -> Config:
+    """A configuration with dotted keys set on top; an object may stand where a name does.
+
+    >>> changed(Config.of({}), {"rounds": 3, "adapter": adapters.Glad(gamma=0.1)}).rounds
+    3
+    """
+    tree, overrides = config.to_tree(), _with_objects(overrides)
+    trusted = {*config.own_names().values(), *_texts(overrides)}
+    _override(tree, overrides, trusted)
+    return Config.of(tree, trusted)
+
+
+def _with_objects(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with what stands in a configuration for objects, each as a whole section."""
+    made: dict[str, Any] = {}
+    for key, value in overrides.items():
+        section = key.removesuffix(".name")
+        plain = isinstance(value, PLAIN)
+        if plain or section not in REGISTRIES:
+            made[key] = value
+        else:
+            made[section] = as_section(section, value)
+    return made
+
+
+def as_section(section: str, thing: Any) -> dict[str, Any] | Given:
+    """What stands in a configuration for an object: its settings, if a file can hold all of it.
+
+    That is a dataclass of this library, or of a module that can be imported, with plain values.
+    Anything else is there as `Given`: a module, a federation, a class of a notebook.
+
+    >>> as_section("adapter", adapters.Glad(gamma=0.1))["gamma"]
+    0.1
+    >>> as_section("task", lambda scores, y: (scores - y).abs().mean()).about
+    'ByLoss(function=<function <lambda>>)'
+    """
+    from fedglad.tasks.base import as_task
+
+    factory = FACTORIES.get(section, "")
+    made = as_task(thing) if section == "task" else thing
+    if inspect.isclass(thing) or (factory and inspect.isroutine(thing)):
+        name = f"{thing.__module__}:{thing.__qualname__}"
+        if not factory or is_dataclass(thing):
+            raise ConfigError(
+                f"[{section}] is the class {thing.__name__}: give an object, such as "
+                f"{thing.__name__}()"
+            )
+        if _is_named(section, name, thing):
+            return {"name": name}
+        try:
+            made = settings_of(thing, factory, name)()
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"[{section}] {thing.__name__}() cannot be called: {error}") from None
+    settings = _makes(section, made) if factory else is_dataclass(made)
+    name = _name_of(section, made)
+    values = {k: v for k, v in _values(made).items() if v is not None} if settings else {}
+    if settings and _is_named(section, name, type(made)) and _same(section, name, values, made):
+        return {"name": name, **values}
+    return Given(name, {key: v for key, v in values.items() if _is_plain(v)}, made)
+
+
+def _is_named(section: str, name: str, thing: Any) -> bool:
+    """Whether another process finds this very class or function by the name."""
+    if name in REGISTRIES[section]:
+        return True
+    module, _, attribute = name.partition(":")
+    if module in ("__main__", "__mp_main__") or not attribute.isidentifier():
+        return False
+    try:
+        return user_code.load(name) is thing
+    except Exception:  # whatever importing it raises
+        return False
+
+
+def _same(section: str, name: str, values: Mapping[str, Any], thing: Any) -> bool:
+    """Whether a file with these values gives an equal object."""
+    if not all(map(_is_plain, values.values())):
+        return False
+    text = "\n".join(_line(key, value, None) for key, value in values.items())
+    try:
+        return _section(section, {"name": name, **tomllib.loads(text)}, None) == thing
+    except ValueError:
+        return False
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a file can hold a value."""
+    try:
+        return bool(_toml(value))
+    except TypeError:
+        return False
+
+
+def _itself(settings: Any) -> Any:
+    """The object of a section that was given as one; None if only its file is here."""
+    return settings.thing if isinstance(settings, Given) else settings
+
+
+def _makes(section: str, thing: Any) -> bool:
+    """Whether an object is settings of a model or of a federation."""
+    return is_dataclass(thing) and hasattr(thing, FACTORIES[section])
+
+
 def simulate(
     config: str | Path | Config,
     overrides: Mapping[str, Any] | None = None,
@@ -456,27 +633,36 @@ def simulate(
     model: nn.Module | None = None,
     data: Any = None,
     task: Any = None,
+    callbacks: Any = (),
 ) -> Iterator[Round]:
     """Runs a preset, a TOML file or a Config, and yields each round as it is done.
 
-    `overrides` are dotted keys, {"adapter.name": "none"}. `model`, `data` and `task` take the place
-    of the configuration's: a module; an object that has clients, size(k), client(k) -> (x, y) and
-    test() -> (x, y); and one that has loss(model, batch) and metrics(model, batch).
+    `overrides` are dotted keys, {"adapter.name": "none"}; an object may stand where a name does,
+    {"adapter": Mine()}. `model`, `data` and `task` take the place of the configuration's: a module;
+    an object that has clients, size(k), client(k) -> (x, y) and test() -> (x, y); and one that has
+    loss(model, batch) and metrics(model, batch). `callbacks` are called after each round, before it
+    is yielded, and may end the run, as those of `fedglad.run`.
 
     >>> settings = {"rounds": 2, "client.epochs": 1, "sampler.clients_per_round": 3}
     >>> [len(round.cohort) for round in simulate("digits", settings)]
     [3, 3]
     """
+    from fedglad.simulation.callbacks import Callbacks
     from fedglad.simulation.simulation import Simulation
 
+    calls, overrides = Callbacks(callbacks), dict(overrides or {})
+    if _makes("model", model):
+        overrides["model"], model = model, None
+    if _makes("data", data):
+        overrides["data"], data = data, None
     if isinstance(config, Config):
-        tree, trusted = config.to_dict(), {*config.own_names().values(), *_texts(overrides or {})}
-        _override(tree, overrides or {}, trusted)
-        checked = Config.of(tree, trusted)
+        checked = changed(config, overrides)
     else:
         checked = load(config, overrides)[1]
     with closing(Simulation(checked.plan(model=model, data=data, task=task))) as simulation:
-        yield from simulation.rounds()
+        for played in simulation.rounds():
+            simulation.stopping.asked = calls.round_end(played, simulation.server)
+            yield played
 
 
 def parse_value(text: str) -> Any:
@@ -562,10 +748,14 @@ def _may_load(name: str, trusted: Collection[str] | None) -> bool:
 
 
 def _section(section: str, given: Any, trusted: Collection[str] | None) -> Any:
+    if isinstance(given, Given):
+        return given
     if not isinstance(given, Mapping):
         raise ConfigError(f"[{section}] is {given!r}: it is a section, give it keys")
     name = str(given.get("name", DEFAULTS[section]))
     values = {k: v for k, v in given.items() if k != "name"}
+    if isinstance(said := values.pop(FROM_PYTHON, None), Mapping):
+        return Given(name, values, said=said)
     if not all(_may_load(one, trusted) for one in _own_names({section: given}).values()):
         return Unloaded(name, json.loads(json.dumps(values, default=str)))  # TOML has dates, too
     cls = find(section, name)
@@ -584,9 +774,11 @@ def _or_none(settings: Any, none: type) -> Any:
 
 def _built(section: str, settings: Any, kind: type) -> Any:
     """What the settings stand for; an error in a user's own code is reported with its place."""
-    name = _name_of(section, settings)
+    name, thing = _name_of(section, settings), _itself(settings)
     try:
-        made = getattr(settings, FACTORIES[section])()
+        made = thing
+        if not isinstance(settings, Given) or _makes(section, thing):
+            made = getattr(thing, FACTORIES[section])()
     except Exception as error:
         if name in REGISTRIES[section]:
             raise
@@ -622,11 +814,13 @@ def _top_fields() -> list[str]:
 def _values(settings: Any) -> Mapping[str, Any]:
     if isinstance(settings, Unloaded):
         return settings.values
+    if isinstance(settings, Given):
+        return {**settings.values, FROM_PYTHON: settings.to_dict()}
     return {f.name: getattr(settings, f.name) for f in fields(settings)}
 
 
 def _name_of(section: str, settings: Any) -> str:
-    if isinstance(settings, Unloaded):
+    if isinstance(settings, Unloaded | Given):
         return settings.name
     cls: type = type(settings)
     if source := getattr(cls, "own_function", ""):  # several may have one __qualname__

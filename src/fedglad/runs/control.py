@@ -44,6 +44,7 @@ def has_control(task: Task) -> bool:
     """Whether it is a run of a rule: an adaptive one, or one that repairs the mean."""
     parts = task.config.sections
     repaired = "estimator" in parts and task.config.to_dict()["estimator"]["name"] != "none"
+    task.config.require_loaded("adapter")
     return task.rule is None and (parts["adapter"].adaptive or repaired)
 
 

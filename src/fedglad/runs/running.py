@@ -19,7 +19,8 @@ from fedglad.runs.summary import summary_damage, write_summary
 from fedglad.runs.trusted_code import remember, trusted
 from fedglad.simulation.simulation import Simulation
 
-OnRound = Callable[[Round], None]
+OnRound = Callable[[Round], str | None]
+"""Called with each round, which has its `server`; a text ends the run, and is the reason for it."""
 
 
 def execute(
@@ -40,7 +41,7 @@ def execute(
     writing is refused, unless `busy` waits for it. Code that a run's folder names, and `load` has
     therefore not loaded, is run only if it was trusted for this folder before: `trust_code` trusts
     it. What is damaged of an unfinished run is said to `on_lost`, and the run goes on from the last
-    state that is whole.
+    state that is whole. `on_round` is called with each round; if it raises, what is done is saved.
 
     >>> import pathlib, tempfile
     >>> from fedglad.config import load
@@ -144,7 +145,11 @@ def _play(
             for client, reason in played.record.rejected.items():
                 log = logging.getLogger("fedglad")
                 log.warning("round %d: client %s left out: %s", played.t, client, reason)
-            on_round(played)
+            try:
+                simulation.stopping.asked = on_round(played) or ""
+            except Exception:
+                save(folder, simulation, records, best, tables)
+                raise
             stop = asked_to_stop()
             done = simulation.t == config.rounds or bool(simulation.stopping.reason)
             if stop or done or simulation.t % config.checkpoint_every == 0:

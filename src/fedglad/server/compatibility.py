@@ -181,8 +181,8 @@ def refuse_transform(
     if client is not None and client.has_personal:
         raise ValueError(
             f"{_name(client)} keeps some parameters with each client, and {_name(transform)} "
-            "counts the whole model: use transform.name = none, or a client.name and client.personal that "
-            "keep nothing back"
+            "counts the whole model: use transform.name = none, or a client.name and "
+            "client.personal that keep nothing back"
         )
     if transform.sparse and filter.robust:
         raise ValueError(

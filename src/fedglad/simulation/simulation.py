@@ -206,7 +206,7 @@ class Simulation(Driver):
                 logger.warning("round %d: %s", t, lost)
                 played = replace(played, warning=lost)
             stopping.look_at(played)
-            yield played
+            yield played.with_server(server)
 
     def _lost(self, played: Round) -> str:
         """That training has run away, by the test loss; empty if it has not."""
