@@ -40,6 +40,7 @@ from fedglad.config.presets import PRESETS, Preset
 from fedglad.core import guard, user_code
 from fedglad.core.build import build, settings_of
 from fedglad.data.validation import held_out, validation_of, with_validation
+from fedglad.models.weights import WEIGHTS, load_weights, with_weights
 from fedglad.server.compatibility import refuse
 from fedglad.simulation import engines
 from fedglad.tasks.classification import Classification
@@ -216,6 +217,8 @@ class Config:
             for key, value in _values(settings).items():
                 line = _line(key, value, texts.get(key))
                 lines.append(line if value is not None else f"# {line}")
+            if section == "model" and "weights" not in _values(settings):
+                lines.append(f"# {_line('weights', None, WEIGHTS)}")
         return "\n".join(lines) + "\n"
 
     def plan(self, *, model: nn.Module | None = None, data: Any = None, task: Any = None) -> Parts:
@@ -238,6 +241,9 @@ class Config:
             torch.manual_seed(int(stream(self.seed, "model").integers(2**63)))
             model = _built("model", parts["model"], nn.Module)
         assert model is not None
+        if known := getattr(parts["model"], "weights_checksum", ""):
+            model = copy.deepcopy(model)  # it may be the user's own
+            load_weights(model, parts["model"].weights, known)
         data = self.load_data() if data is None else data
         task = parts["task"] if task is None else as_task(task)
         loss = check(
@@ -326,6 +332,8 @@ class Config:
             for name, default in getattr(settings, "added", {}).items():
                 if getattr(settings, name) == default:
                     tree[section].pop(name)
+            for name in getattr(settings, "places", ()):  # of what a checksum stands for
+                tree[section].pop(name, None)
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:10]
 
 
@@ -550,6 +558,8 @@ def _section(section: str, given: Any, trusted: Collection[str] | None) -> Any:
     cls = find(section, name)
     if section == "data" and "validation" in given:
         cls = with_validation(cls, name)
+    if section == "model" and "weights" in given:
+        cls = with_weights(cls, name)
     _known(section, given, [*(f.name for f in fields(cls)), "name"])
     try:
         return build(cls, values, section)

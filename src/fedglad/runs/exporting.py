@@ -86,7 +86,7 @@ def export(
     _require_free(path, force=force)
     require_run(folder)
     which = "_".join([*(["best"] if best else []), *(["averaged"] if averaged else [])]) or "model"
-    state, meta, source = _best(folder, which) if best else _last(folder, which)
+    state, meta, source = state_of(folder, which)
     try:
         if path.suffix == ".safetensors":
             checkpoint.write(path, apart(state), meta)
@@ -98,6 +98,11 @@ def export(
     except OSError as error:
         raise RunError(f"{path} could not be written: {error}") from None
     return Exported(path, which, meta["round"], source)
+
+
+def state_of(folder: Path, which: str) -> tuple[State, dict[str, Any], Path]:
+    """One of WORDS of a run, its meta data (`round`), and its file; RunError if it has none."""
+    return _best(folder, which) if which.startswith("best") else _last(folder, which)
 
 
 def _require_free(path: Path, *, force: bool) -> None:

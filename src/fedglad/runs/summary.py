@@ -94,6 +94,7 @@ def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
         **figures(rounds),
         **({"score": score.to_dict()} if score != ACCURACY else {}),
         "versions": {
+            "fedglad": version("fedglad"),
             "python": platform.python_version(),
             "torch": version("torch"),
             "numpy": version("numpy"),
@@ -117,7 +118,8 @@ def write_summary(
     """Writes summary.json of a run that is at its end; `models` are its files' checksums.
 
     `more` is what the records do not say: `update_bytes`, what a client receives and sends in a
-    round, and `stopped`, why the run ended before its last round.
+    round, `stopped`, why the run ended before its last round, `code`, the fingerprints of own code,
+    and whether the run's state was kept.
     """
     made = {**summarise(run.rounds()), **(more or {})}
     summary = {**made, **({"models": dict(models)} if models else {})}
