@@ -187,7 +187,16 @@ def outcome(folder: Path) -> tuple[Any, ...]:
     state = {name: value.tolist() for name, value in tensors.items()}
     models = {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
     scores = {path.name: path.read_bytes() for path in folder.glob("client_scores.jsonl")}
-    return rounds, state, meta, last and (last.name, last.read_text()), summary, models, scores
+    return (
+        rounds,
+        state,
+        meta,
+        last and last.name,
+        last and last.read_text(),
+        summary,
+        models,
+        scores,
+    )
 
 
 def command(*args: str | Path) -> list[str]:
