@@ -413,7 +413,7 @@ class Round:
     label_similarity: float | None = None
     alarm: str | None = None  # "one-sided", "outlier": see trust.py
     seconds: dict[str, float] = field(default_factory=dict[str, float])
-    warning: str = ""  # said once, and not kept
+    warning: str = ""  # that training runs away: of the first such round alone
 
     def to_dict(self) -> dict[str, Any]:
         """One line of a run's `rounds.jsonl`."""
@@ -431,6 +431,8 @@ class Round:
             further["client_scores"] = self.client_scores.to_dict()
         if self.averaged_client_scores:
             further["averaged_client_scores"] = self.averaged_client_scores.to_dict()
+        if self.warning:
+            further["warning"] = self.warning
         return {
             "round": self.t,
             **self.record.to_dict(),

@@ -45,7 +45,7 @@ Source = Annotated[
 ]
 
 
-def _complete_key(ctx: typer.Context, incomplete: str) -> list[str]:
+def complete_key(ctx: typer.Context, incomplete: str) -> list[str]:
     """The keys of the configuration that is named before, and names of methods after name=."""
     from fedglad.config.keys import flat
     from fedglad.config.schema import REGISTRIES, ConfigError, Unloaded, load, meanings
@@ -73,7 +73,7 @@ Settings = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Change a key: server.lr=0.5",
-        autocompletion=_complete_key,
+        autocompletion=complete_key,
     ),
 ]
 Grids = Annotated[
@@ -82,7 +82,7 @@ Grids = Annotated[
         "--grid",
         metavar="KEY=V1,V2",
         help="Values to go through: server.lr=0.5,1",
-        autocompletion=_complete_key,
+        autocompletion=complete_key,
     ),
 ]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default one a core.")]

@@ -107,6 +107,8 @@ def run(
         say(f"See it: fedglad report {shlex.quote(str(done.folder))}")
         if stopped := summary.get("stopped"):
             say(f"Stopped after {summary['rounds']} of {config.rounds} rounds: {stopped}")
+        if not show.seen and (warning := summary.get("warning")):
+            warn(warning)
     if skipped := done.skipped:
         warn(skipped)
     if summary.get("skipped") == summary["rounds"]:

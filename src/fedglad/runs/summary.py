@@ -93,6 +93,7 @@ def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         **figures(rounds),
         **({"score": score.to_dict()} if score != ACCURACY else {}),
+        **({"warning": warning} if (warning := warning_of(rounds)) else {}),
         "versions": {
             "fedglad": version("fedglad"),
             "python": platform.python_version(),
@@ -102,6 +103,16 @@ def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
         },
         "machine": machine(),
     }
+
+
+def warning_of(rounds: Sequence[Mapping[str, Any]]) -> str:
+    """That training ran away, and in which round it was first seen; empty if it did not.
+
+    >>> warning_of([{"round": 0}, {"round": 1, "warning": "the test loss is 1e+09"}])
+    'round 2: the test loss is 1e+09'
+    """
+    said = (f"round {r['round'] + 1}: {r['warning']}" for r in rounds if r.get("warning"))
+    return next(said, "")
 
 
 def _clients(rounds: Sequence[Mapping[str, Any]], which: str) -> dict[str, float | None]:
