@@ -27,7 +27,7 @@ def run(
     source: Annotated[
         str,
         typer.Argument(
-            help="A preset or a TOML file; or a run's folder.", autocompletion=complete_source
+            help="A preset or a TOML file. Or a run's folder.", autocompletion=complete_source
         ),
     ] = "digits",
     set_: Settings = None,

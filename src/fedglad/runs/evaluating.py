@@ -49,6 +49,8 @@ class Evaluated:
 class Evaluation:
     """All models of a run, tested on the same samples.
 
+    >>> from pathlib import Path
+    >>> from fedglad.records import Score
     >>> Evaluation(Path("runs/a"), "digits", 360, Score(), ()).to_dict()["data"]
     'digits'
     """
@@ -92,6 +94,7 @@ def evaluate(
     folder names is run only if it was trusted, as in `execute`.
 
     >>> import pathlib, tempfile
+    >>> from fedglad.config import load
     >>> from fedglad.runs import execute
     >>> run = execute(*load("digits", {"rounds": 2}), out=pathlib.Path(tempfile.mkdtemp()))
     >>> done = evaluate(run)

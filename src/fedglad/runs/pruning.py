@@ -31,6 +31,7 @@ memories are models of their own."""
 class Prunable:
     """What a run's folder would free, in bytes by folder; `reason` says why nothing.
 
+    >>> from pathlib import Path
     >>> Prunable(Path("runs/a"), {"memories": 2_500_000_000}).words
     '2,500.0 MB of client memories'
     """
@@ -62,6 +63,7 @@ def prunable(folder: Path, *, unfinished: bool = False) -> Prunable:
     started anew. Nothing is removed either where a model would be lost with it.
 
     >>> import tempfile
+    >>> from pathlib import Path
     >>> from fedglad.config import load
     >>> from fedglad.runs import execute
     >>> run = execute(*load("digits", {"rounds": 1}), out=Path(tempfile.mkdtemp()))
@@ -87,6 +89,7 @@ def prune(folder: Path, *, unfinished: bool = False, busy: Busy | None = None) -
     """Removes a run's state, and says what it was: never models, records or the summary.
 
     >>> import tempfile
+    >>> from pathlib import Path
     >>> from fedglad.config import load
     >>> from fedglad.runs import execute
     >>> run = execute(*load("digits", {"rounds": 1}), out=Path(tempfile.mkdtemp()))
