@@ -62,6 +62,8 @@ def run(
     callbacks: Any = (),
     progress: Any = "auto",
     trust_code: bool = False,
+    accept_old: bool = False,
+    keep_state: bool | None = None,
     **others: Any,
 ) -> "RunHandle":
     """Runs a preset, a TOML file, a dict or a Config to its end, and gives the run.
@@ -77,6 +79,8 @@ def run(
     | | True or a text from one ends the run, with everything saved |
     | `progress` | a bar: True, False, or "auto", in a terminal and in a notebook |
     | `trust_code` | run code that a run's own config.toml names |
+    | `accept_old` | take a run that was made with other own code than today's |
+    | `keep_state` | keep what it takes to go on, whatever its size; None: where it is small |
 
     What is finished already is not run again. Ctrl-C ends it after the round, with everything
     saved; that exception, as any on the way, has the run so far as `run`.
@@ -100,6 +104,8 @@ def run(
         callbacks=callbacks,
         progress=progress,
         trust_code=trust_code,
+        accept_old=accept_old,
+        keep_state=keep_state,
         **others,
     )
 

@@ -419,7 +419,7 @@ class Round:
     alarm: str | None = None  # "one-sided", "outlier": see trust.py
     bytes: dict[str, int] | None = None  # to all of the cohort (down) and from it (up)
     seconds: dict[str, float] = field(default_factory=dict[str, float])
-    warning: str = ""  # said once, and not kept
+    warning: str = ""  # that training runs away: of the first such round alone
 
     @property
     def server(self) -> Any:
@@ -465,6 +465,8 @@ class Round:
             further["client_scores"] = self.client_scores.to_dict()
         if self.averaged_client_scores:
             further["averaged_client_scores"] = self.averaged_client_scores.to_dict()
+        if self.warning:
+            further["warning"] = self.warning
         return {
             "round": self.t,
             **self.record.to_dict(),

@@ -91,7 +91,7 @@ def play(config: Config, folder: Path, *, killed_in: int | None = None) -> None:
         child = os.fork()
     if not child:
         try:
-            execute("row", config, out=folder, resume=True, on_round=on_round)
+            execute("row", config, out=folder, resume=True, keep_state=True, on_round=on_round)
         finally:
             os._exit(1)
     _, status = os.waitpid(child, 0)
@@ -108,9 +108,9 @@ def test_killed_and_resumed_to_the_same_bits(
         return
     config = configured(settings(section, name, more, adapter))
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    run = execute("row", config, out=whole)
+    run = execute("row", config, out=whole, keep_state=True)
     stepped = [played["status"] for played in run.rounds()]
     assert stepped.count("stepped") >= 2, [played.get("reason") for played in run.rounds()]
     play(config, broken, killed_in=1)
-    execute("row", config, out=broken, resume=True)
+    execute("row", config, out=broken, resume=True, keep_state=True)
     assert outcome(broken) == outcome(whole)

@@ -121,7 +121,9 @@ def of_folder(folder: Path) -> Told:
 
 def simulated(folder: Path, settings: Mapping[str, Any], *more: str) -> Told:
     given = [text for k, v in settings.items() for text in ("--set", f"{k}={v}")]
-    done = CliRunner().invoke(app, ["run", "digits", *given, "--out", str(folder), "--json", *more])
+    done = CliRunner().invoke(
+        app, ["run", "digits", *given, "--out", str(folder), "--json", "--keep-state", *more]
+    )
     assert done.exit_code == 0, done.output
     return of_folder(folder)
 

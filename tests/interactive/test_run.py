@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import importlib.util
 import pickle
 import signal
 import threading
@@ -549,9 +548,6 @@ def test_a_run_without_its_state_does_not_begin_anew_in_silence(tmp_path: Path):
     assert ended.finished
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("fedglad.runs.extending") is None, reason="runs cannot be extended yet"
-)
 @pytest.mark.filterwarnings("ignore:going on after round")
 @pytest.mark.parametrize("kept", [True, False], ids=["in a folder", "nowhere"])
 def test_a_finished_run_is_made_longer(kept: bool, tmp_path: Path):

@@ -6,7 +6,7 @@ Repetitions differ in SEEDS; all other keys distinguish groups, but those of exa
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from fedglad.config.keys import SEEDS, flat, label
 from fedglad.config.schema import FORMAT, ConfigError, find, younger
@@ -123,6 +123,8 @@ def settings_of(
     tree = {**younger(), **config}
     if isinstance(data := config.get("data"), Mapping):
         tree["data"] = {"validation": 0.0, **data}
+    if summary is not None and isinstance(code := summary.get("code"), Mapping):
+        tree |= _with_code(tree, cast(Mapping[str, Any], code))
     tree |= {"engine": _engine(config.get("engine")), "format": made}
     if control is None:
         return flat(tree)
@@ -130,6 +132,20 @@ def settings_of(
     shared = {key: v for key, v in flat(tree).items() if not replaces(kind, key)}
     rule = flat({"adapter": control["adapter"]}) if kind == "mean" else {}
     return {**shared, **rule, CONTROL: words_of(control)}
+
+
+def _with_code(tree: Mapping[str, Any], code: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections that name own code, with a key `code` of what it was: an edited method is
+    another one."""
+    sections = {key.partition(".")[0]: text for key, text in code.items()}
+    return {
+        name: {
+            **cast(Mapping[str, Any], tree[name]),
+            "code": "+".join(part[:8] for part in str(text).split("+")),
+        }
+        for name, text in sections.items()
+        if isinstance(tree.get(name), Mapping)
+    }
 
 
 def is_control_of(control: Settings, kind: str, rule: Settings) -> bool:

@@ -244,8 +244,16 @@ def round_line(done: Round, rounds: int) -> str:
     rate = len(done.cohort) / max(done.seconds.get("train", 0), 1e-9)
     mark = f"  [yellow]! {done.alarm}[/]" if done.alarm else ""  # where no narrow terminal cuts it
     return f"round {done.t + 1}/{rounds}{mark}  " + escape(
-        "  ".join([*parts, f"{rate:.{0 if rate >= 10 else 1}f} clients/s"])
+        "  ".join([*parts, f"{_rate(rate)} clients/s"])
     )
+
+
+def _rate(rate: float) -> str:
+    """
+    >>> _rate(123.4), _rate(2.34), _rate(0.0456)
+    ('123', '2.3', '0.046')
+    """
+    return f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}" if rate >= 1 else f"{rate:.2g}"
 
 
 def _tested(done: Round) -> str:

@@ -46,6 +46,7 @@ from fedglad.core.build import build, settings_of
 from fedglad.core.given import KEY as FROM_PYTHON
 from fedglad.core.given import Given
 from fedglad.data.validation import held_out, validation_of, with_validation
+from fedglad.models.weights import WEIGHTS, load_weights, with_weights
 from fedglad.server.compatibility import refuse, refuse_privacy
 from fedglad.simulation import engines
 from fedglad.tasks.classification import Classification
@@ -261,6 +262,8 @@ class Config:
             for key, value in _values(settings).items():
                 line = _line(key, value, texts.get(key))
                 lines.append(line if value is not None else f"# {line}")
+            if section == "model" and "weights" not in _values(settings):
+                lines.append(f"# {_line('weights', None, WEIGHTS)}")
         return "\n".join(lines) + "\n"
 
     def plan(self, *, model: nn.Module | None = None, data: Any = None, task: Any = None) -> Parts:
@@ -279,6 +282,10 @@ class Config:
             if data is None:
                 agree(settings, parts["data"])
             model = self.build_model()
+        assert model is not None
+        if known := getattr(parts["model"], "weights_checksum", ""):
+            model = copy.deepcopy(model)  # it may be the user's own
+            load_weights(model, parts["model"].weights, known)
         data = self.load_data() if data is None else data
         task = parts["task"] if task is None else as_task(task)
         loss = check(
@@ -401,6 +408,8 @@ class Config:
             for name, default in getattr(settings, "added", {}).items():
                 if getattr(settings, name) == default:
                     tree[section].pop(name)
+            for name in getattr(settings, "places", ()):  # of what a checksum stands for
+                tree[section].pop(name, None)
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:10]
 
 
@@ -761,6 +770,8 @@ def _section(section: str, given: Any, trusted: Collection[str] | None) -> Any:
     cls = find(section, name)
     if section == "data" and "validation" in given:
         cls = with_validation(cls, name)
+    if section == "model" and "weights" in given:
+        cls = with_weights(cls, name)
     _known(section, given, [*(f.name for f in fields(cls)), "name"])
     try:
         return build(cls, values, section)

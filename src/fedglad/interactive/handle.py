@@ -27,7 +27,13 @@ if TYPE_CHECKING:
     from fedglad.records import Round, Score
     from fedglad.server.server import Server
 
-WORDS = {"--resume": "resume=True", "--force": "force=True", "--out": "out="}
+WORDS = {
+    "--resume": "resume=True",
+    "--force": "force=True",
+    "--out": "out=",
+    "--accept-old": "accept_old=True",
+    "--keep-state": "keep_state=True",
+}
 """How Python says what the command line calls so."""
 
 
@@ -209,6 +215,8 @@ class RunHandle:
         callbacks: Any = (),
         progress: Progress = "auto",
         trust_code: bool = False,
+        accept_old: bool = False,
+        keep_state: bool | None = None,
         **objects: Any,
     ) -> Self:
         """Goes on with the run from its last checkpoint, to its end.
@@ -229,7 +237,15 @@ class RunHandle:
             if not any((self._run.folder / "checkpoints").glob("*.json")):
                 raise RunError(f"{self._where} has no checkpoint left to go on from")
             (self._run.folder / "summary.json").unlink()
-        self.play(config, callbacks, progress, resume=True, trust_code=trust_code)
+        self.play(
+            config,
+            callbacks,
+            progress,
+            resume=True,
+            trust_code=trust_code,
+            accept_old=accept_old,
+            keep_state=keep_state,
+        )
         return self
 
     def play(
@@ -241,6 +257,8 @@ class RunHandle:
         resume: bool = False,
         force: bool = False,
         trust_code: bool = False,
+        accept_old: bool = False,
+        keep_state: bool | None = None,
     ) -> None:
         """Trains the run in its folder; an exception on the way has it as `run`."""
         from fedglad.interactive.progress import display_of
@@ -266,6 +284,9 @@ class RunHandle:
                     resume=resume,
                     force=force,
                     trust_code=trust_code,
+                    accept_old=accept_old,
+                    # What is kept nowhere is gone with this object, so it costs nothing for long.
+                    keep_state=True if self._end else keep_state,
                     on_round=on_round,
                     on_lost=lambda lost: warnings.warn(lost, stacklevel=2),
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,6 +12,7 @@ from fedglad.config.schema import REGISTRIES, Config, ConfigError, as_section, c
 from fedglad.core.given import Given
 from fedglad.interactive.handle import RunHandle
 from fedglad.interactive.progress import Progress, shows
+from fedglad.runs import own_code
 from fedglad.runs.trusted_code import load_trusted
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ def run(
     callbacks: Any = (),
     progress: Progress = "auto",
     trust_code: bool = False,
+    accept_old: bool = False,
+    keep_state: bool | None = None,
     **others: Any,
 ) -> RunHandle:
     """The same as `fedglad.run`, which says what it does."""
@@ -47,11 +51,25 @@ def run(
     if out is None:
         folder = Path(tempfile.mkdtemp(prefix="fedglad-run-"))
     elif out is True or out == "auto":
-        folder = RUNS / f"{name}-{checked.hash()}"
+        any_code = force or accept_old
+        folder = (
+            RUNS / f"{name}-{checked.hash()}" if any_code else own_code.folder_of(name, checked)
+        )
+        if beside := own_code.said_of(folder, checked):
+            warnings.warn(beside, stacklevel=3)
     else:
         folder = Path(out)
     handle = RunHandle(folder, name=name, kept=out is not None)
-    handle.play(checked, callbacks, progress, resume=resume, force=force, trust_code=trust_code)
+    handle.play(
+        checked,
+        callbacks,
+        progress,
+        resume=resume,
+        force=force,
+        trust_code=trust_code,
+        accept_old=accept_old,
+        keep_state=keep_state,
+    )
     return handle
 
 

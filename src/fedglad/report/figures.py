@@ -27,6 +27,7 @@ from fedglad.report.numbers import short
 from fedglad.report.results import table
 from fedglad.runs.line import NUMBERS, by_design, number, text
 from fedglad.runs.reader import RunView
+from fedglad.runs.summary import warning_of
 from fedglad.trust import Alarm
 
 VERSION = 2
@@ -89,6 +90,8 @@ def run(view: RunView, *, share: int = 1) -> RunFigures:
     rounds, score = view.rounds, view.score
     usual, alarm, worked_out = alarms(rounds)
     notes = list(view.missing)
+    if warning := warning_of(rounds):
+        notes.append(warning)
     if fewer := shortened(flat(view.config)):
         notes.append(f"shortened: {fewer}")
     if worked_out:

@@ -93,8 +93,8 @@ def clean(raw: Any) -> tuple[dict[str, Any], list[str]] | None:
     """A record with all its fields, and the names of those that could not be read.
 
     None for what is no record at all: a round needs its number. Fields that are not there are None
-    or empty; `alarm`, `score`, the average's and validation's are left out if they were, and so are
-    further metrics of a task and the scores of single clients.
+    or empty; `alarm`, `warning`, `score`, the average's and validation's are left out if they
+    were, and so are further metrics of a task and the scores of single clients.
     """
     if not isinstance(raw, dict):
         return None
@@ -132,6 +132,11 @@ def clean(raw: Any) -> tuple[dict[str, Any], list[str]] | None:
             record["alarm"] = given["alarm"]
         else:
             bad.append("alarm")
+    if given.get("warning") is not None:
+        if isinstance(given["warning"], str):
+            record["warning"] = text(given["warning"])
+        else:
+            bad.append("warning")
     return record, bad
 
 

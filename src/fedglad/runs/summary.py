@@ -90,12 +90,16 @@ def best_round(
 def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """The result of a finished run; a figure that was never measured is None."""
     score = score_of(rounds)
+    spent = [e for r in rounds if (e := number(r.get("epsilon"), 0.0)) is not None]
     own = [r["client_scores"].get("model") for r in rounds if "client_scores" in r]
     return {
         **figures(rounds),
         **({"last_client_model": own[-1]} if own and own[-1] else {}),
         **({"score": score.to_dict()} if score != ACCURACY else {}),
+        **({"epsilon": spent[-1]} if spent else {}),
+        **({"warning": warning} if (warning := warning_of(rounds)) else {}),
         "versions": {
+            "fedglad": version("fedglad"),
             "python": platform.python_version(),
             "torch": version("torch"),
             "numpy": version("numpy"),
@@ -103,6 +107,16 @@ def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
         },
         "machine": machine(),
     }
+
+
+def warning_of(rounds: Sequence[Mapping[str, Any]]) -> str:
+    """That training ran away, and in which round it was first seen; empty if it did not.
+
+    >>> warning_of([{"round": 0}, {"round": 1, "warning": "the test loss is 1e+09"}])
+    'round 2: the test loss is 1e+09'
+    """
+    said = (f"round {r['round'] + 1}: {r['warning']}" for r in rounds if r.get("warning"))
+    return next(said, "")
 
 
 def _clients(rounds: Sequence[Mapping[str, Any]], which: str) -> dict[str, float | None]:
@@ -119,7 +133,8 @@ def write_summary(
     """Writes summary.json of a run that is at its end; `models` are its files' checksums.
 
     `more` is what the records do not say: `update_bytes`, what a client receives and sends in a
-    round, `epsilon`, of a run with privacy, and `stopped`, why it ended before its last round.
+    round, `stopped`, why the run ended before its last round, `code`, the fingerprints of own code,
+    and whether the run's state was kept.
     """
     made = {**summarise(run.rounds()), **(more or {})}
     summary = {**made, **({"models": dict(models)} if models else {})}

@@ -21,6 +21,7 @@ from fedglad.records import ACCURACY, READOUTS, Score
 from fedglad.rng import stream
 from fedglad.runs.folder import Run, make_folder
 from fedglad.runs.line import number
+from fedglad.runs.own_code import folder_of
 from fedglad.runs.scores import Number, metrics_in
 from fedglad.runs.sweeping import Event, Task, first_rounds, parse_grids, sweep, tasks
 from fedglad.tasks.base import score_of
@@ -150,7 +151,7 @@ def combinations(
     shortened: list[Task] = []
     for task in whole:
         config = first_rounds(task.config, rounds)
-        folder = out / f"{task.name}-{config.hash()}"
+        folder = folder_of(task.name, config, out)
         shortened.append(replace(task, config=config, folder=folder))
     return Search(grid, shortened, rounds, full, out)
 

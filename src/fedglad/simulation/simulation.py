@@ -221,10 +221,12 @@ class Simulation(Driver):
         )
 
     def recall(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Takes the records of the rounds that are done, by which the run may have to stop."""
+        """Takes the records of the rounds that are done: when to stop, and what was said."""
         self.stopping = Stopping(self.parts.stop_after, self.parts.max_seconds)
+        self.warned = False
         for record in records:
             self.stopping.look(record)
+            self.warned = self.warned or "warning" in record
 
     @property
     def update_bytes(self) -> dict[str, int]:
