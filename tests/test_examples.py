@@ -339,3 +339,52 @@ def test_what_users_bring_trains_as_it_is_printed(k: int, tmp_path: Path, monkey
     assert rounds[-1].test_loss < rounds[0].test_loss
     assert math.isfinite(rounds[-1].scored())
     assert list(tmp_path.iterdir()) == []
+
+
+def tomls(page: str) -> list[str]:
+    text = (ROOT / page).read_text("utf-8")
+    return re.findall(r"^```toml\n(.*?)^```", text, re.M | re.S)
+
+
+def test_rates_over_the_rounds_as_the_page_on_running_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (block,) = (block for block in tomls("docs/run.md") if "rounds_schedule" in block)
+    path = tmp_path / "rates.toml"
+    path.write_text(f"rounds = 40\n{block}", encoding="utf-8")
+    plan = load(path)[1].plan()
+    assert plan.client.of_round(20).lr == pytest.approx(0.025)  # half-way down the cosine
+    assert plan.optimizer.rate(20) == pytest.approx(0.25)
+    (mine,) = (block for block in blocks("docs/run.md") if "class Inverse" in block)
+    (tmp_path / "mine_rates.py").write_text(mine, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    name = {"server.schedule": "mine_rates:Inverse", "client.rounds_schedule": "mine_rates:Inverse"}
+    plan = load("digits", name)[1].plan()
+    assert plan.optimizer.rate(3) == 0.5
+    assert plan.client.of_round(3).lr == plan.client.lr / 2
+
+
+def test_fewer_bytes_as_the_page_on_running_has_them(tmp_path: Path):
+    page = (ROOT / "docs/run.md").read_text("utf-8").split("## Fewer bytes")[1]
+    calls = re.findall(r"^fedglad (run --set transform.*)$", page.split("\n## ")[0], re.M)
+    tiny = ["--set", "rounds=1", "--set", "client.epochs=1", "--set", "engine.name=serial"]
+    for k, call in enumerate(calls):
+        done = CliRunner().invoke(app, [*call.split(), *tiny, "--out", str(tmp_path / str(k))])
+        assert done.exit_code == 0, done.output
+    assert len(calls) == 2
+
+
+def test_the_private_run_on_the_page_on_privacy(tmp_path: Path):
+    (block,) = tomls("docs/privacy.md")
+    path = tmp_path / "private.toml"
+    path.write_text(block, encoding="utf-8")
+    config = load(path)[1]
+    assert config.sections["privacy"].deviation(100) == pytest.approx(0.008)
+    pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
+    run = execute(*load(path, {"rounds": 2, "engine.name": "serial"}), out=tmp_path / "run")
+    assert [record["status"] for record in run.rounds()] == ["stepped"] * 2
+    price, loop = (block for block in blocks("docs/privacy.md") if "Central" in block)
+    exec(price, {})
+    scope: dict[str, Any] = {}
+    exec(loop, scope)
+    assert scope["record"].epsilon == scope["server"].epsilon > 0

@@ -16,6 +16,7 @@ from run_support import Unreadable, cli, command, environment
 from torch import Tensor
 from typer.testing import CliRunner
 
+from fedglad import schedules
 from fedglad.adapters import Glad
 from fedglad.cli import app
 from fedglad.cli.progress import clipped, round_line
@@ -335,12 +336,15 @@ LISTS = {
     "tasks": REGISTRIES["task"],
     "clients": REGISTRIES["client"],
     "samplers": REGISTRIES["sampler"],
+    "transforms": REGISTRIES["transform"],
     "optimizers": REGISTRIES["server"],
+    "schedules": schedules.REGISTRY,
     "adapters": REGISTRIES["adapter"],
     "filters": REGISTRIES["filter"],
     "weights": REGISTRIES["weighting"],
     "estimators": REGISTRIES["estimator"],
     "averages": REGISTRIES["average"],
+    "privacy": REGISTRIES["privacy"],
     "engines": REGISTRIES["engine"],
     "experiments": EXPERIMENTS,
 }

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy import stats
+from scipy import stats  # pyright: ignore[reportMissingTypeStubs]
 
 from fedglad import Guard, Server, Update
 from fedglad.adapters import Fixed, Glad

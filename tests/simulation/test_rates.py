@@ -1,11 +1,12 @@
 """The clients' rate over the rounds: every engine has that of the round."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fedglad
-from fedglad.config import load
+from fedglad.config import ConfigError, load
 from fedglad.runs.sweeping import first_rounds
 
 TINY: dict[str, Any] = {
@@ -80,3 +81,16 @@ def test_the_names_of_runs_without_one_stay():
 def test_a_rate_that_ends_before_the_run_is_refused_before_it_begins():
     with pytest.raises(ValueError, match="clients would learn nothing in round 2: set over=4"):
         losses({"client.rounds_schedule": "linear", "client.over": 2})
+
+
+@pytest.mark.parametrize("key", ["client.rounds_schedule", "server.schedule"])
+def test_code_that_a_runs_folder_names_as_a_schedule_is_not_loaded(key: str, tmp_path: Path):
+    section, name = key.split(".")
+    path = tmp_path / "config.toml"
+    path.write_text(f'[{section}]\n{name} = "no_such_module:Schedule"\n')
+    config = load(path)[1]
+    assert config.own_names(loaded=False) == {key: "no_such_module:Schedule"}
+    with pytest.raises(ConfigError, match="is code that a run's folder names, so it was not load"):
+        config.plan()
+    with pytest.raises(ConfigError, match="must be one that can be loaded: No module named 'no_su"):
+        load(path, trust_code=True)
