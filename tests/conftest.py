@@ -1,16 +1,31 @@
 """Property tests draw the same examples in every run; parallel test processes share the cores."""
 
+import functools
+import gc
 import os
 from collections.abc import Generator
 
 import pytest
 import torch
+import typer.testing
 from hypothesis import settings
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 torch.set_num_threads(1)
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "HF_HUB_OFFLINE": "1"}  # read when imported
+
+# Building the command takes twenty times as long as most tests' use of it; it has no state.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
+
+# Modules and tests are collected once and stay: searched for garbage, they take half of that time,
+# and forked processes would copy each page that a search touches.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

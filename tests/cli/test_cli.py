@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from run_support import Unreadable, cli, command, environment
 from torch import Tensor
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from fedglad import schedules
@@ -419,6 +420,7 @@ def test_the_shell_completes(
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_completion_can_be_shown(shell: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    monkeypatch.setattr("typer.testing._get_command", get_command)  # that depends on it
     result = CliRunner().invoke(app, ["--show-completion", shell], prog_name="fedglad")
     assert result.exit_code == 0, result.stderr
     assert "_FEDGLAD_COMPLETE=complete_" in result.stdout
