@@ -93,13 +93,19 @@ def kept(folder: Path) -> dict[str, Any]:
 def test_a_run_in_processes_that_was_stopped_goes_on_to_the_same_bits(method: str, tmp_path: Path):
     """Against one that was never stopped, in this process: records, scores, memories, models."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    execute("run", load("digits", given(method))[1], out=whole)
+    execute("run", load("digits", given(method))[1], out=whole, keep_state=True)
     config = load("digits", given(method, **LOCAL))[1]
     stopped(broken, after=2, config=config)
-    execute("run", config, out=broken, resume=True)
+    execute("run", config, out=broken, resume=True, keep_state=True)
     assert outcome(broken) == outcome(whole)
     assert kept(broken) == kept(whole)
     assert bool(kept(whole)) == (method != "fedsam")
+
+
+def test_without_being_asked_a_finished_run_keeps_its_clients_own_models_alone(tmp_path: Path):
+    for method, there in {"ditto": True, "fedrep": True, "moon": False}.items():
+        execute("run", load("digits", given(method))[1], out=tmp_path / method)
+        assert bool(kept(tmp_path / method)) == there, method
 
 
 @pytest.mark.slow
@@ -109,18 +115,18 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(method: str, engine: str
     named = LOCAL if engine == "local" else {}
     config = load("digits", given(method, rounds=4, **named))[1]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    execute("run", config, out=whole)
+    execute("run", config, out=whole, keep_state=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
         child = os.fork()
     if not child:
         try:
             kill = lambda done: os.kill(os.getpid(), signal.SIGKILL) if done.t == 2 else None  # noqa: E731
-            execute("run", config, out=broken, on_round=kill)
+            execute("run", config, out=broken, keep_state=True, on_round=kill)
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    execute("run", config, out=broken, resume=True)
+    execute("run", config, out=broken, resume=True, keep_state=True)
     assert outcome(broken) == outcome(whole)
     assert kept(broken) == kept(whole)
 

@@ -74,7 +74,7 @@ def test_going_on_after_a_stop_gives_the_same_bits(more: dict[str, Any], tmp_pat
     config = load("digits", TINY | PRIVATE | more)[1]
     execute("private", config, out=tmp_path / "whole")
 
-    class Stop(Exception):
+    class Stop(BaseException):  # after which nothing is saved any more
         pass
 
     def stop(played: Any) -> None:

@@ -144,7 +144,7 @@ def test_an_update_of_a_wrong_form_is_rejected_as_it_is(tmp_path: Path):
 
 
 def test_a_run_keeps_it_beside_its_checkpoints_and_check_reads_it(tmp_path: Path):
-    run = execute(*load("digits", TINY | TOP), out=tmp_path / "run")
+    run = execute(*load("digits", TINY | TOP), out=tmp_path / "run", keep_state=True)
     found = [*(tmp_path / "run" / "memories" / "transform").rglob("*.safetensors")]
     assert found
     names = [file.name for file in check(run.folder).files if "transform" in file.name]
@@ -158,7 +158,7 @@ def test_going_on_after_a_stop_gives_the_same_bits(tmp_path: Path):
     config = load("digits", TINY | TOP)[1]
     whole = execute("top", config, out=tmp_path / "whole")
 
-    class Stop(Exception):
+    class Stop(BaseException):  # after which nothing is saved any more
         pass
 
     def stop(played: Any) -> None:
