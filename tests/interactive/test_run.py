@@ -162,6 +162,15 @@ def test_the_code_of_a_class_that_was_typed_in_is_part_of_it():
     assert fingerprint(made("x + 1")) == fingerprint(made("x + 1")) != fingerprint(made("x + 2"))
 
 
+def test_so_are_the_values_of_a_class_that_was_typed_in():
+    def made(rate: float) -> Any:
+        scope: dict[str, Any] = {"__name__": "typed_in"}
+        exec(f"class Rule:\n    rate = {rate}", scope)
+        return scope["Rule"]()
+
+    assert fingerprint(made(0.5)) == fingerprint(made(0.5)) != fingerprint(made(0.25))
+
+
 def test_samples_that_are_drawn_anew_each_time_are_no_part_of_it():
     class Noisy:
         clients = 2
