@@ -16,11 +16,14 @@ from runs.test_runs import stopped
 from torch import Tensor, nn
 
 from fedglad import adapters, optimizers
+from fedglad.analysis import frames
+from fedglad.analysis.comparison import compare
 from fedglad.config.schema import ConfigError, load
 from fedglad.core import checkpoint
 from fedglad.data import from_arrays
 from fedglad.records import ClientScores, Score
-from fedglad.runs import Run, execute
+from fedglad.report.figures import run as figures
+from fedglad.runs import Run, evaluate, execute
 from fedglad.simulation.engines.base import Worker
 from fedglad.simulation.simulation import Simulation
 
@@ -93,10 +96,10 @@ def kept(folder: Path) -> dict[str, Any]:
 def test_a_run_in_processes_that_was_stopped_goes_on_to_the_same_bits(method: str, tmp_path: Path):
     """Against one that was never stopped, in this process: records, scores, memories, models."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    execute("run", load("digits", given(method))[1], out=whole)
+    execute("run", load("digits", given(method))[1], out=whole, keep_state=True)
     config = load("digits", given(method, **LOCAL))[1]
     stopped(broken, after=2, config=config)
-    execute("run", config, out=broken, resume=True)
+    execute("run", config, out=broken, resume=True, keep_state=True)
     assert outcome(broken) == outcome(whole)
     assert kept(broken) == kept(whole)
     assert bool(kept(whole)) == (method != "fedsam")
@@ -109,7 +112,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(method: str, engine: str
     named = LOCAL if engine == "local" else {}
     config = load("digits", given(method, rounds=4, **named))[1]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    execute("run", config, out=whole)
+    execute("run", config, out=whole, keep_state=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
         child = os.fork()
@@ -120,7 +123,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(method: str, engine: str
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    execute("run", config, out=broken, resume=True)
+    execute("run", config, out=broken, resume=True, keep_state=True)
     assert outcome(broken) == outcome(whole)
     assert kept(broken) == kept(whole)
 
@@ -287,6 +290,15 @@ def test_records_and_summary_say_whose_model_it_was(tmp_path: Path):
         (raw,) = map(json.loads, (folder / "rounds.jsonl").read_text().splitlines())
         assert raw["client_scores"].get("model") == model
         assert Run(folder).summary == run.summary
+        # and so does what is made of them
+        noted = any("of their own models" in note for note in figures(run.read())["missing"])
+        assert noted == bool(model)
+        frame: Any = frames.client_scores([run.read()], named=False)
+        assert frame["model"].unique().tolist() == [model or "server"]
+        (row,) = (one for one in compare([folder]).groups if one.averaged_of is None)
+        assert row.clients
+        assert row.clients.personal == bool(model)
+        assert bool(evaluate(folder, trust_code=True).note) == bool(model)
     assert "model" not in ClientScores(Score(), (1,), (0.5,)).to_dict()
 
 
