@@ -16,11 +16,14 @@ from runs.test_runs import stopped
 from torch import Tensor, nn
 
 from fedglad import adapters, optimizers
+from fedglad.analysis import frames
+from fedglad.analysis.comparison import compare
 from fedglad.config.schema import ConfigError, load
 from fedglad.core import checkpoint
 from fedglad.data import from_arrays
 from fedglad.records import ClientScores, Score
-from fedglad.runs import Run, execute
+from fedglad.report.figures import run as figures
+from fedglad.runs import Run, evaluate, execute
 from fedglad.simulation.engines.base import Worker
 from fedglad.simulation.simulation import Simulation
 
@@ -293,6 +296,15 @@ def test_records_and_summary_say_whose_model_it_was(tmp_path: Path):
         (raw,) = map(json.loads, (folder / "rounds.jsonl").read_text().splitlines())
         assert raw["client_scores"].get("model") == model
         assert Run(folder).summary == run.summary
+        # and so does what is made of them
+        noted = any("of their own models" in note for note in figures(run.read())["missing"])
+        assert noted == bool(model)
+        frame: Any = frames.client_scores([run.read()], named=False)
+        assert frame["model"].unique().tolist() == [model or "server"]
+        (row,) = (one for one in compare([folder]).groups if one.averaged_of is None)
+        assert row.clients
+        assert row.clients.personal == bool(model)
+        assert bool(evaluate(folder, trust_code=True).note) == bool(model)
     assert "model" not in ClientScores(Score(), (1,), (0.5,)).to_dict()
 
 

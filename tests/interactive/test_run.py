@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 import fedglad
 from fedglad.adapters import Adapter, Glad
 from fedglad.cli import app
+from fedglad.clients import Plain
 from fedglad.config.schema import Config, ConfigError, as_section, load
 from fedglad.core.given import Given, fingerprint
 from fedglad.optimizers import SGD, Adam
@@ -159,6 +160,15 @@ def test_the_code_of_a_class_that_was_typed_in_is_part_of_it():
         return scope["Typed"]()
 
     assert fingerprint(made("x + 1")) == fingerprint(made("x + 1")) != fingerprint(made("x + 2"))
+
+
+def test_so_are_the_values_of_a_class_that_was_typed_in():
+    def made(rate: float) -> Any:
+        scope: dict[str, Any] = {"__name__": "typed_in"}
+        exec(f"class Rule:\n    rate = {rate}", scope)
+        return scope["Rule"]()
+
+    assert fingerprint(made(0.5)) == fingerprint(made(0.5)) != fingerprint(made(0.25))
 
 
 def test_samples_that_are_drawn_anew_each_time_are_no_part_of_it():
@@ -557,6 +567,41 @@ def test_a_finished_run_is_made_longer(kept: bool, tmp_path: Path):
     assert done.rounds["test_loss"].equals(whole.rounds["test_loss"])
     assert done.model.linear.weight.equal(whole.model.linear.weight)
     assert done.config["rounds"] == 4
+
+
+@pytest.mark.filterwarnings("ignore:going on after round")
+def test_a_folder_that_its_settings_name_stays_when_the_run_is_made_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    short = run({"rounds": 1}, out=True)
+    begun, played = short.folder, list[int]()
+
+    def note(round: Any, server: Any) -> None:
+        played.append(round.t)
+
+    longer = run({"rounds": 2}, out=True, resume=True, callbacks=note)
+    assert played == [1]  # the first was there
+    assert short.resume(rounds=3, callbacks=note) is short
+    assert played == [1, 1, 2]
+    assert len({begun, longer.folder, short.folder}) == 3
+    assert len(run({"rounds": 1}, out=True).rounds) == 1  # it is still there
+    fresh = run({"rounds": 3})
+    assert short.rounds["test_loss"].equals(fresh.rounds["test_loss"])
+
+
+def test_rates_over_all_rounds_of_an_object_are_not_taken_for_those_of_a_longer_run(
+    tmp_path: Path,
+):
+    cls = make_dataclass("OfCellClient", [], bases=(Plain,), frozen=True, kw_only=True)
+    shared: dict[str, Any] = {"batch_size": 16, "rounds_schedule": "linear"}
+    settings = {key: v for key, v in QUICK.items() if not key.startswith("client.")}
+    out = tmp_path / "run"
+    done: Any = fedglad.run("digits", {**settings, "rounds": 2}, client=cls(**shared), out=out)
+    with pytest.raises(RunError, match=r"client.rounds_schedule = 'linear' falls.*Run all rounds"):
+        done.resume(rounds=3)
+    assert done.finished
+    assert len(done.rounds) == 2
 
 
 def test_objects_in_the_overrides_of_simulate():

@@ -19,7 +19,7 @@ from scipy import stats  # pyright: ignore[reportMissingTypeStubs]
 from fedglad import Guard, Server, Update
 from fedglad.adapters import Fixed, Glad
 from fedglad.averages import EMA
-from fedglad.clients import FedProx, Plain, Scaffold
+from fedglad.clients import FedProx, FedRep, Plain, Scaffold
 from fedglad.core.checkpoint import CheckpointError
 from fedglad.estimators import VARP
 from fedglad.filters import NormClip
@@ -309,6 +309,10 @@ class Wider(Uniform):
         (
             {"client": Scaffold()},
             "Scaffold sends, or keeps with clients, more.*client.name = plain",
+        ),
+        (
+            {"client": FedRep()},
+            "FedRep keeps some parameters with each client.*client.personal that keep nothing back",
         ),
         ({"transform": TopK()}, "TopK sends later what is left.*transform.name = none or quantise"),
         (

@@ -130,6 +130,29 @@ def test_a_rate_that_falls_over_all_rounds_is_refused_with_the_way_out(tmp_path:
     assert len(execute("digits", wanted, out=run.folder, resume=True).rounds()) == 4
 
 
+def test_so_is_a_rate_of_the_clients_whose_way_out_must_be_one(tmp_path: Path):
+    falling = config(client__rounds_schedule="linear")
+    run = execute("digits", falling, out=tmp_path / "run")
+    wanted = config(client__rounds_schedule="linear", rounds=6)
+    # over=3 would leave rounds 3 to 5 without a rate, which clients refuse.
+    sentence = (
+        r"^client.rounds_schedule = 'linear' falls over .* would have had other rates\. Run all"
+    )
+    with pytest.raises(RunError, match=sentence):
+        execute("digits", wanted, out=run.folder, resume=True)
+    more = {"client__rounds_schedule": "exponential", "server__schedule": "cosine"}
+    run = execute("digits", config(**more), out=tmp_path / "both")
+    both = (
+        r"'exponential' and server.schedule = 'cosine' fall .* Set client.over=3 and server.over=3"
+    )
+    with pytest.raises(RunError, match=both):
+        execute("digits", config(rounds=6, **more), out=run.folder, resume=True)
+    wanted = config(rounds=6, **more, client__over=3, server__over=3)
+    execute("digits", wanted, out=run.folder, resume=True)
+    execute("digits", wanted, out=tmp_path / "whole")
+    assert left(run.folder) == left(tmp_path / "whole")
+
+
 def test_what_is_another_run_stays_another_run(tmp_path: Path):
     run = execute("digits", config(), out=tmp_path / "run")
     for other in (config(rounds=2), config(rounds=6, seed=2), config(rounds=6, client__lr=0.5)):

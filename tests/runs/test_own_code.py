@@ -260,24 +260,6 @@ def test_code_that_was_edited_after_it_was_loaded_is_not_run_under_a_new_name(
     assert code_of(config)
 
 
-def test_objects_have_the_fingerprint_of_their_module(edit: Callable[[float], None]):
-    rule = configured().sections["adapter"]
-    named = user_code.source_fingerprint("own_rule:Mine")
-    assert user_code.source_fingerprint(rule) == user_code.source_fingerprint(type(rule)) == named
-
-
-def test_code_that_is_in_no_file_is_its_own_text():
-    def typed(text: str) -> Any:
-        scope: dict[str, Any] = {"__name__": "typed_in"}
-        exec(text, scope)
-        return scope["Rule"]
-
-    plain = typed("class Rule:\n    rate: float = 0.5\n")
-    other = typed("class Rule:\n    rate: float = 0.25\n")
-    prints = [user_code.source_fingerprint(one) for one in (plain, plain, other)]
-    assert prints[0] == prints[1] != prints[2]
-
-
 def test_a_library_has_no_more_than_its_own_file():
     first = user_code.source_fingerprint("torch.nn:Linear")
     assert first

@@ -137,12 +137,16 @@ class Best:
 
 @dataclass(frozen=True)
 class OfClients:
-    """The scores of single clients when they were tested last, each the mean over the runs."""
+    """The scores of single clients when they were tested last, each the mean over the runs.
+
+    `personal` says that they were tested with models of their own, and not with the server's.
+    """
 
     score: Score
     mean: float
     worst_decile: float
     std: float
+    personal: bool = False
 
 
 @dataclass(frozen=True)
@@ -678,7 +682,8 @@ def _of_clients(cell: Cell, which: str) -> OfClients | None:
     if not there or len(scores) > 1:
         return None
     over = {name: fmean(e.value(key) for e in cell.values()) for name, key in names.items()}
-    return OfClients(scores.pop(), **over)
+    personal = all("last_client_model" in entry.summary for entry in cell.values())
+    return OfClients(scores.pop(), **over, personal=personal)
 
 
 def _numbers(

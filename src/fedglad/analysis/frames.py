@@ -27,7 +27,7 @@ APART = ("tensors", "groups", "clients", "score", "versions", "models")
 ROUNDS = ("round", "status", "clients", "rejected")
 GROUPS = ("round", "group", "gsi", "baseline", "scale")
 CLIENTS = ("round", "client", "weight", "loss", "sq_norm", "trust", "flags", "rejected")
-SCORES = ("round", "client", "score", "averaged_score")
+SCORES = ("round", "client", "model", "score", "averaged_score")
 """Columns that are there in any case, in this order."""
 
 
@@ -68,16 +68,22 @@ def clients(views: Sequence[RunView], *, named: bool = True) -> DataFrame:
 
 
 def client_scores(views: Sequence[RunView], *, named: bool = True) -> DataFrame:
-    """A row for each round and client that was tested on its own held-out samples."""
+    """A row for each round and client that was tested on its own held-out samples.
+
+    `model` says with whose: "server", or "personal" for the client's own.
+    """
 
     def rows(view: RunView) -> Iterator[Row]:
+        tested = {record["round"]: record.get("client_scores", {}) for record in view.rounds}
         for line in Run(view.folder).client_scores():
             columns = zip(
-                ("client", *SCORES[2:]), ("ids", "scores", "averaged_scores"), strict=True
+                ("client", *SCORES[3:]), ("ids", "scores", "averaged_scores"), strict=True
             )
             parts = {column: line[field] for column, field in columns if field in line}
+            t = line.get("round")
+            which = {"round": t, "model": tested.get(t, {}).get("model", "server")}
             for values in zip(*parts.values(), strict=True):
-                yield {"round": line.get("round"), **dict(zip(parts, values, strict=True))}
+                yield which | dict(zip(parts, values, strict=True))
 
     return _frame(views, rows, SCORES, named)
 

@@ -261,5 +261,6 @@ def _show_clients(comparison: Comparison) -> None:
     made = table("", *(f"{head}{unit}" for head in ("mean", "worst tenth", "std")))
     for name, its in of_clients:
         figures = (its.mean, its.worst_decile, its.std)
-        made.add_row(escape(name), *(its.score.figure(figure) for figure in figures))
+        whose = " (own models)" if its.personal else ""
+        made.add_row(escape(name) + whose, *(its.score.figure(figure) for figure in figures))
     print_wide(made)

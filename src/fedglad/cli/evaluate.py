@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedglad.cli.console import console, escape, mistakes, print_json, print_wide, table
+from fedglad.cli.console import console, escape, mistakes, print_json, print_wide, say, table
 from fedglad.cli.options import AsJson, Settings, TrustCode, complete_source, given
 
 app = typer.Typer()
@@ -48,3 +48,5 @@ def evaluate(
                 shown.add_row(escape(words), *values)
     console.print(f"{escape(str(done.folder))} on {escape(done.data)}, {done.samples} test samples")
     print_wide(shown)
+    if done.note:
+        say(f"Note: {done.note}.")

@@ -27,6 +27,7 @@ ASKED = 8  # clients whose samples are looked at
 COUNTED = 1_000  # up to so many clients, all their sizes are
 LONG = 100  # characters of an object that a file shows
 
+_PLAIN = (bool, int, float, str, tuple)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -107,8 +108,11 @@ def _source(thing: Any) -> str:
     except (OSError, TypeError):
         pass
     if isinstance(thing, type):
-        members = [(name, _function(member)) for name, member in sorted(vars(thing).items())]
-        return "\n".join(f"{name} {_source(found)}" for name, found in members if found)
+        members = sorted(vars(thing).items())
+        texts = [f"{name} {_source(found)}" for name, one in members if (found := _function(one))]
+        values = {name: one for name, one in members if isinstance(one, _PLAIN)}
+        plain = {name: one for name, one in values.items() if not name.startswith("__")}
+        return "\n".join([*texts, _ADDRESS.sub("", repr(plain))])
     code = getattr(thing, "__code__", None)
     return _compiled(code) if code else getattr(thing, "__qualname__", type(thing).__qualname__)
 

@@ -6,7 +6,6 @@ a name is asked for: no other import ever sees the working folder.
 
 import ast
 import hashlib
-import inspect
 import os
 import sys
 import sysconfig
@@ -36,7 +35,6 @@ class _FromSource(SourceFileLoader):
         return self.source_to_code(self.get_data(path), path)
 
 
-_PLAIN = (bool, int, float, str, tuple)
 _LOADERS = ((ExtensionFileLoader, EXTENSION_SUFFIXES), (_FromSource, SOURCE_SUFFIXES))
 
 
@@ -70,26 +68,22 @@ def load(name: str) -> Any:
     return getattr(there, attribute)
 
 
-def source_fingerprint(thing: Any) -> str | None:
-    """Of the source of own code: a name, class, function or object; None if it cannot be seen.
+def source_fingerprint(name: str) -> str | None:
+    """Of the source of the own code that has this name; None if it cannot be seen.
 
     That is the module's file, those of the packages that it is in, and of modules that they import
     by a statement, if these are the user's own too: nothing of Python's library, nor of what is
     installed. Line ends, places and times do not count, so that it is the same on every machine.
-    Of code in a notebook, which has no file, it is the source of the class or function alone.
+    Objects that no file names have `core.given.fingerprint`.
 
     ValueError if a file is another one than when this process loaded it: then what runs here is
     not what it says.
 
-    >>> from fedglad.rng import stream
-    >>> source_fingerprint("fedglad.rng:stream") == source_fingerprint(stream)
+    >>> source_fingerprint("fedglad.trust:Trust") == source_fingerprint("fedglad.trust:NoTrust")
     True
+    >>> source_fingerprint("no_such_module:Thing")
     """
-    if isinstance(thing, str):
-        sources = _sources(thing.partition(":")[0])
-    else:
-        kind = thing if inspect.isclass(thing) or inspect.isroutine(thing) else type(thing)
-        sources = _sources(kind.__module__) or _typed_in(kind)
+    sources = _sources(name.partition(":")[0])
     if changed := _changed(sources):
         raise ValueError(
             f"{changed} was changed after this process had loaded it, so what runs here is not "
@@ -164,23 +158,6 @@ def _is_library(place: str) -> bool:
         return True
     folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
     return not path.is_absolute() or any(path.is_relative_to(one) for one in folders if one)
-
-
-def _typed_in(kind: Any) -> dict[str, str]:
-    """A digest of the source of a class or function that is in no file, where Python knows it."""
-    functions = [kind] if inspect.isroutine(kind) else [*vars(kind).values()]
-    texts = list[str]()
-    for function in filter(inspect.isfunction, functions):
-        try:
-            texts.append(inspect.getsource(function))
-        except (OSError, TypeError):
-            return {}
-    if not inspect.isroutine(kind):
-        hints = {name: str(hint) for name, hint in vars(kind).get("__annotations__", {}).items()}
-        plain = {name: repr(v) for name, v in vars(kind).items() if isinstance(v, _PLAIN)}
-        texts.append(repr((sorted(hints.items()), sorted(plain.items()))))
-    name = f"{kind.__module__}:{kind.__qualname__}"
-    return {name: hashlib.sha256("\n".join(texts).encode()).hexdigest()}
 
 
 def fingerprint(name: str) -> str | None:

@@ -7,6 +7,8 @@ import os
 import shutil
 import warnings
 import weakref
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from fedglad.analysis import frames
 from fedglad.config.schema import Config, as_section, changed, load
 from fedglad.core.given import Given
-from fedglad.runs import trusted_code
+from fedglad.runs import extending, trusted_code
 from fedglad.runs.folder import Interrupted
 from fedglad.runs.reader import Run, RunError, RunView
 from fedglad.runs.scores import Number
@@ -224,6 +226,9 @@ class RunHandle:
         That is one that was interrupted, or that a callback has ended; with `rounds` also a
         finished one, up to so many rounds. Callbacks are those of now. Of a run that was opened,
         objects that were given to it are given again by their section, `adapter=Mine()`.
+
+        A folder that is named by its settings, as with `out=True`, stays what it is when there are
+        more rounds: then this is the longer run beside it.
         """
         config = self._loaded(trust_code=trust_code)
         if objects:
@@ -233,19 +238,29 @@ class RunHandle:
         config.require_loaded(
             *(section for section, one in config.sections.items() if isinstance(one, Given))
         )
-        if self.stopped:  # to the summary, this is the end
+        before, extend = self._run, None
+        if not self._end:
+            with in_python():
+                folder, extend = extending.place_of(before.folder, config, resume=True)
+            self._run = Run(folder) if extend else before
+        if not extend and self.stopped:  # to the summary, this is the end
             if not any((self._run.folder / "checkpoints").glob("*.json")):
                 raise RunError(f"{self._where} has no checkpoint left to go on from")
             (self._run.folder / "summary.json").unlink()
-        self.play(
-            config,
-            callbacks,
-            progress,
-            resume=True,
-            trust_code=trust_code,
-            accept_old=accept_old,
-            keep_state=keep_state,
-        )
+        try:
+            self.play(
+                config,
+                callbacks,
+                progress,
+                resume=True,
+                extend=extend,
+                trust_code=trust_code,
+                accept_old=accept_old,
+                keep_state=keep_state,
+            )
+        finally:
+            if not self._begun:
+                self._run = before
         return self
 
     def play(
@@ -255,6 +270,7 @@ class RunHandle:
         progress: Progress = "auto",
         *,
         resume: bool = False,
+        extend: Path | None = None,
         force: bool = False,
         trust_code: bool = False,
         accept_old: bool = False,
@@ -282,6 +298,7 @@ class RunHandle:
                     config,
                     out=folder,
                     resume=resume,
+                    extend=extend,
                     force=force,
                     trust_code=trust_code,
                     accept_old=accept_old,
@@ -402,6 +419,15 @@ def _refuse_others(config: Config, folder: Path) -> None:
                 f"{given.about}, or its code or contents are others. Give the same one, choose "
                 "another out=, or replace the run with force=True"
             )
+
+
+@contextmanager
+def in_python() -> Generator[None]:
+    """Says in Python's words what is wrong with a run."""
+    try:
+        yield
+    except RunError as error:
+        raise RunError(_as_python(str(error))) from error
 
 
 def _as_python(text: str) -> str:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedglad.config.schema import REGISTRIES, Config, ConfigError, as_section, changed
 from fedglad.core.given import Given
-from fedglad.interactive.handle import RunHandle
+from fedglad.interactive.handle import RunHandle, in_python
 from fedglad.interactive.progress import Progress, shows
-from fedglad.runs import own_code
+from fedglad.runs import extending, own_code
 from fedglad.runs.trusted_code import load_trusted
 
 if TYPE_CHECKING:
@@ -48,13 +48,14 @@ def run(
         from fedglad.cli.fetching import fetch_for
 
         fetch_for(checked)
+    extend = None
     if out is None:
         folder = Path(tempfile.mkdtemp(prefix="fedglad-run-"))
     elif out is True or out == "auto":
-        any_code = force or accept_old
-        folder = (
-            RUNS / f"{name}-{checked.hash()}" if any_code else own_code.folder_of(name, checked)
-        )
+        with in_python():
+            folder, extend = extending.place_among(
+                name, checked, resume=resume, force=force, accept_old=accept_old, root=RUNS
+            )
         if beside := own_code.said_of(folder, checked):
             warnings.warn(beside, stacklevel=3)
     else:
@@ -65,6 +66,7 @@ def run(
         callbacks,
         progress,
         resume=resume,
+        extend=extend,
         force=force,
         trust_code=trust_code,
         accept_old=accept_old,

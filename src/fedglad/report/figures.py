@@ -27,7 +27,7 @@ from fedglad.report.numbers import short
 from fedglad.report.results import table
 from fedglad.runs.line import NUMBERS, by_design, number, text
 from fedglad.runs.reader import RunView
-from fedglad.runs.summary import warning_of
+from fedglad.runs.summary import has_own_models, warning_of
 from fedglad.trust import Alarm
 
 VERSION = 2
@@ -92,6 +92,11 @@ def run(view: RunView, *, share: int = 1) -> RunFigures:
     notes = list(view.missing)
     if warning := warning_of(rounds):
         notes.append(warning)
+    if has_own_models(rounds):
+        notes.append(
+            "scores of single clients are those of their own models, and all others those of the "
+            "server's"
+        )
     if fewer := shortened(flat(view.config)):
         notes.append(f"shortened: {fewer}")
     if worked_out:

@@ -16,6 +16,7 @@ from fedglad.runs.reader import Run, RunError, require_run
 from fedglad.runs.trusted_code import load_trusted
 
 if TYPE_CHECKING:
+    from fedglad.clients.method import Plain
     from fedglad.runs.models import State
 
 
@@ -60,6 +61,8 @@ class Evaluation:
     samples: int
     score: Score
     models: tuple[Evaluated, ...]
+    note: str = ""
+    """What is not tested: models that clients have of their own; empty if they have none."""
 
     def text(self, metric: str, value: float | None) -> str:
         """A metric's value for a person."""
@@ -76,6 +79,7 @@ class Evaluation:
             "samples": self.samples,
             "score": self.score.to_dict(),
             "models": models,
+            **({"note": self.note} if self.note else {}),
         }
 
 
@@ -129,7 +133,18 @@ def evaluate(
             tested.append(Evaluated(which, done, engine.evaluate(model), validation))
         samples = batch.length(held["test"][0])
     name = config.to_dict()["data"]["name"]
-    return Evaluation(folder, name, samples, score_of(plan.task), tuple(tested))
+    note = _note(plan.client)
+    return Evaluation(folder, name, samples, score_of(plan.task), tuple(tested), note)
+
+
+def _note(client: Plain) -> str:
+    if not client.tests_own:
+        return ""
+    first = ", in which what is personal is as the run began" if client.has_personal else ""
+    return (
+        f"these are the server's models{first}; the clients' own are tested in a run with "
+        "eval_clients, and its client_scores.jsonl has their scores"
+    )
 
 
 def config_of(

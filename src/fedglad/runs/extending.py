@@ -16,6 +16,7 @@ from typing import Any
 
 from fedglad.config.schema import Config, ConfigError, load
 from fedglad.core import files
+from fedglad.core.given import Given
 from fedglad.runs.folder import locked
 from fedglad.runs.own_code import folder_of, other_code
 from fedglad.runs.pruning import BEST, CHECKPOINTS, MEMORIES
@@ -42,13 +43,13 @@ def is_longer(begun: Config, wanted: Config) -> bool:
         return True
     if _endless(begun).hash() != _endless(wanted).hash():
         return False
-    sections = begun.sections.items()
-    falling = [name for name, part in sections if _of_rounds(part, begun.rounds) != part]
-    key = f"{falling[0]}.schedule = {getattr(begun.sections[falling[0]], 'schedule', '')!r}"
+    parts = wanted.sections.items()
+    falling = {name: part for name, part in parts if _of_rounds(part, begun.rounds) is not part}
+    fall = " and ".join(f"{name}.{_scheduled(part)}" for name, part in falling.items())
     raise RunError(
-        f"{key} falls over all rounds of a run: the first {begun.rounds} of {wanted.rounds} would "
-        f"have had other rates. Set {falling[0]}.over={begun.rounds} to go on with the rate that "
-        "it had at its end, or run all rounds anew, without --resume"
+        f"{fall} {'fall' if len(falling) > 1 else 'falls'} over all rounds of a run: the first "
+        f"{begun.rounds} of {wanted.rounds} would have had other rates. "
+        f"{_rate_at_end(falling, begun.rounds, wanted.rounds)}un all rounds anew, without --resume"
     )
 
 
@@ -71,6 +72,32 @@ def shorter(name: str, config: Config, root: Path = Path("runs")) -> Path | None
     if not found and lacking:
         raise RunError(lacking)
     return max(found)[2] if found else None
+
+
+def place_among(
+    name: str,
+    config: Config,
+    *,
+    resume: bool = False,
+    force: bool = False,
+    accept_old: bool = False,
+    root: Path = Path("runs"),
+) -> tuple[Path, Path | None]:
+    """Where a run goes among others, named by its settings, and the shorter one it begins from.
+
+    >>> from fedglad.config import load
+    >>> place_among(*load("digits"))[0].as_posix()
+    'runs/digits-87db667e5b'
+    """
+    default = root / f"{name}-{config.hash()}"
+    folder = default if force or accept_old else folder_of(name, config, root)
+    begun = is_stateful(folder) or (folder / "summary.json").is_file()
+    return folder, shorter(name, config, root) if resume and not force and not begun else None
+
+
+def is_stateful(folder: Path) -> bool:
+    """Whether a folder has a checkpoint to go on from."""
+    return any((folder / CHECKPOINTS).glob("*.json"))
 
 
 def place_of(folder: Path, config: Config, *, resume: bool) -> tuple[Path, Path | None]:
@@ -150,7 +177,29 @@ def _within(config: Config) -> Config:
 
 
 def _of_rounds(part: Any, rounds: int) -> Any:
-    return part.within(rounds) if callable(getattr(part, "within", None)) else part
+    """A section with rates that end after so many rounds; itself if that changes nothing."""
+    thing = part.thing if isinstance(part, Given) else part
+    if not callable(getattr(thing, "within", None)) or (made := thing.within(rounds)) == thing:
+        return part
+    return replace(part, thing=made) if isinstance(part, Given) else made
+
+
+def _scheduled(part: Any) -> str:
+    """The key and the value of a section's schedule over rounds."""
+    thing = part.thing if isinstance(part, Given) else part
+    key = "rounds_schedule" if hasattr(thing, "rounds_schedule") else "schedule"
+    return f"{key} = {getattr(thing, key, '')!r}"
+
+
+def _rate_at_end(falling: Mapping[str, Any], begun: int, wanted: int) -> str:
+    """How to go on with the rates that a run had at its end, if that can be; and "or r", or "R"."""
+    try:  # clients may have no rate of 0
+        for part in falling.values():
+            _of_rounds(_of_rounds(part, begun), wanted)
+    except ValueError:
+        return "R"
+    keys = " and ".join(f"{name}.over={begun}" for name in falling)
+    return f"Set {keys} to go on with the rate at its end, or r"
 
 
 def _endless(config: Config) -> Config:

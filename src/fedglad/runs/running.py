@@ -67,12 +67,12 @@ def execute(
     default = Path("runs") / f"{name}-{config.hash()}"
     config = trusted(config, out or default, trust_code=trust_code)
     if out is None:
-        out = default if force or accept_old else own_code.folder_of(name, config)
+        out, found = extending.place_among(
+            name, config, resume=resume and extend is None, force=force, accept_old=accept_old
+        )
+        extend = extend or found
         if beside := own_code.said_of(out, config):
             say(beside)
-        if resume and not force and extend is None and _is_stateless(out):
-            there = (out / "summary.json").is_file()
-            extend = None if there else extending.shorter(name, config)
     run, extend = Run(out), None if force else extend
     path = run.folder / "config.toml"
     if not force and path.is_file():
@@ -121,10 +121,10 @@ def execute(
                     files.write_text(run.folder / "labels.json", labels)
                 remember(config, run.folder)
                 best = Best(run.folder, config.hash()) if simulation.validates else None
-                if not (stateless := _is_stateless(run.folder)) or not _summarise(
+                if (stateful := extending.is_stateful(run.folder)) or not _summarise(
                     run, config, simulation
                 ):
-                    if extend and stateless:
+                    if extend and not stateful:
                         say(extending.begin_from(extend, run.folder, config))
                     restore(run, simulation, on_lost=on_lost, best=best)
                     _play(
@@ -165,10 +165,6 @@ def _require_same_code(
 def _is_longer(run: Run, config: Config) -> bool:
     begun = extending.begun_as(run.folder, config)
     return begun is not None and extending.is_longer(begun, config)
-
-
-def _is_stateless(folder: Path) -> bool:
-    return not any((folder / "checkpoints").glob("*.json"))
 
 
 def _finished(run: Run, config: Config) -> bool:

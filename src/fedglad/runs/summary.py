@@ -91,10 +91,9 @@ def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """The result of a finished run; a figure that was never measured is None."""
     score = score_of(rounds)
     spent = [e for r in rounds if (e := number(r.get("epsilon"), 0.0)) is not None]
-    own = [r["client_scores"].get("model") for r in rounds if "client_scores" in r]
     return {
         **figures(rounds),
-        **({"last_client_model": own[-1]} if own and own[-1] else {}),
+        **({"last_client_model": "personal"} if has_own_models(rounds) else {}),
         **({"score": score.to_dict()} if score != ACCURACY else {}),
         **({"epsilon": spent[-1]} if spent else {}),
         **({"warning": warning} if (warning := warning_of(rounds)) else {}),
@@ -117,6 +116,16 @@ def warning_of(rounds: Sequence[Mapping[str, Any]]) -> str:
     """
     said = (f"round {r['round'] + 1}: {r['warning']}" for r in rounds if r.get("warning"))
     return next(said, "")
+
+
+def has_own_models(rounds: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether it was with models of their own that single clients were tested last.
+
+    >>> has_own_models([{"client_scores": {"mean": 0.5, "model": "personal"}}, {}])
+    True
+    """
+    tested = [r["client_scores"] for r in rounds if r.get("client_scores")]
+    return bool(tested) and tested[-1].get("model") == "personal"
 
 
 def _clients(rounds: Sequence[Mapping[str, Any]], which: str) -> dict[str, float | None]:

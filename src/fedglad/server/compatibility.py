@@ -261,6 +261,12 @@ def refuse_privacy(
             f"{_name(client)} sends, or keeps with clients, more than the update that is clipped",
             "client.name = plain or fedprox",
         )
+        unless(
+            not client.has_personal,
+            f"{_name(client)} keeps some parameters with each client, which at the server would be "
+            "noise alone, and clients would begin with that",
+            "a client.name and client.personal that keep nothing back",
+        )
     if transform is not None:
         unless(
             not getattr(transform, "keeps", False),
