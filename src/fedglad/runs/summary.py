@@ -5,6 +5,7 @@ import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
 from typing import Any, cast
 
@@ -93,14 +94,14 @@ def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         **figures(rounds),
         **({"score": score.to_dict()} if score != ACCURACY else {}),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": version("torch"),
-            "numpy": version("numpy"),
-            "format": FORMAT,
-        },
+        "versions": {"python": platform.python_version(), **_versions(), "format": FORMAT},
         "machine": machine(),
     }
+
+
+@cache
+def _versions() -> Mapping[str, str]:
+    return {name: version(name) for name in ("torch", "numpy")}
 
 
 def _clients(rounds: Sequence[Mapping[str, Any]], which: str) -> dict[str, float | None]:
