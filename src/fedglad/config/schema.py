@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import date, time
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_origin, get_type_hints
 
@@ -842,7 +843,8 @@ def _name_of(section: str, settings: Any) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def meanings(cls: type) -> dict[str, str]:
+@lru_cache(256)
+def meanings(cls: type) -> Mapping[str, str]:
     """The text beside each field's type: `lr: Annotated[float, "the server's rate"]`."""
     hints = get_type_hints(cls, include_extras=True).items()
     texts = {name: hint.__metadata__[0] for name, hint in hints if get_origin(hint) is Annotated}

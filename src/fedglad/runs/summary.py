@@ -5,6 +5,7 @@ import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
 from typing import Any, cast
 
@@ -97,13 +98,7 @@ def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
         **({"score": score.to_dict()} if score != ACCURACY else {}),
         **({"epsilon": spent[-1]} if spent else {}),
         **({"warning": warning} if (warning := warning_of(rounds)) else {}),
-        "versions": {
-            "fedglad": version("fedglad"),
-            "python": platform.python_version(),
-            "torch": version("torch"),
-            "numpy": version("numpy"),
-            "format": FORMAT,
-        },
+        "versions": {"python": platform.python_version(), **_versions(), "format": FORMAT},
         "machine": machine(),
     }
 
@@ -126,6 +121,11 @@ def has_own_models(rounds: Sequence[Mapping[str, Any]]) -> bool:
     """
     tested = [r["client_scores"] for r in rounds if r.get("client_scores")]
     return bool(tested) and tested[-1].get("model") == "personal"
+
+
+@cache
+def _versions() -> Mapping[str, str]:
+    return {name: version(name) for name in ("fedglad", "torch", "numpy")}
 
 
 def _clients(rounds: Sequence[Mapping[str, Any]], which: str) -> dict[str, float | None]:
