@@ -13,6 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, is_dataclass, replace
 from functools import lru_cache
+from numbers import Real
 from typing import Annotated, Any, ClassVar, Protocol
 
 from fedglad.core import user_code
@@ -191,7 +192,10 @@ def factor(settings: _Scheduled, t: int, key: str = "schedule") -> float:
     made = _of(settings, key)
     must = "the rounds until the rate is 0: set over=50, say, or call within(50)"
     check(settings, over=(settings.over > 0 or not made.ends, must))
-    value = made.factor(t, settings.over)
+    value: Any = made.factor(t, settings.over)
+    if isinstance(value, bool) or not isinstance(value, Real):
+        what = f"a {type(value).__name__}"
+        check(settings, **{key: (False, f"one that gives a number: it gave {what} in round {t}")})
     check(settings, **{key: (0 <= value < math.inf, f"positive: it is {value!r} in round {t}")})
     return value
 

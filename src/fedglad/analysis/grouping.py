@@ -4,6 +4,7 @@ Repetitions differ in SEEDS; all other keys distinguish groups, but those of exa
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -101,10 +102,25 @@ def group(
         clean(unknown(k) if config is None else only or name)
         for k, config, name in zip(firsts, settings, labels_of(configs), strict=True)
     ]
+    labels = _told_apart(labels)
     base = place(labels, configs, baseline) if baseline else usual_baseline(settings)
     return Grouping(
         parts=parts, settings=settings, configs=configs, labels=labels, base=base, twice=twice
     )
+
+
+def _told_apart(labels: Sequence[str]) -> list[str]:
+    """Labels that were cut to the same text get a number.
+
+    >>> _told_apart(["a…", "b", "a…"])
+    ['a… (1)', 'b', 'a… (2)']
+    """
+    seen = Counter[str]()
+    made: list[str] = []
+    for name in labels:
+        seen[name] += 1
+        made.append(f"{name} ({seen[name]})" if labels.count(name) > 1 else name)
+    return made
 
 
 def settings_of(

@@ -445,6 +445,8 @@ def load(
             name, tree = path.stem, tomllib.loads(path.read_text("utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from None
+        if not tree and path.name == CONFIG_FILE:
+            raise ConfigError(f"{path} is empty, and says nothing of the run")
     else:
         raise ConfigError(
             f"unknown preset {str(source)!r}{_closest(str(source), list(PRESETS))}"

@@ -320,6 +320,8 @@ class RunHandle:
                 raise
             finally:
                 self._modules.clear()
+        if skipped := self._run.skipped:
+            warnings.warn(skipped, stacklevel=4)
 
     @property
     def _begun(self) -> bool:
@@ -369,6 +371,8 @@ class RunHandle:
             tested = [one[field] for one in view.rounds if one.get(field) is not None]
             if tested:
                 facts[words] = f"{words} {view.score.text(tested[-1], 2)}"
+        if skipped := sum(one.get("status") == "skipped" for one in view.rounds):
+            facts["skipped"] = f"{skipped} skipped"
         if stopped := (view.summary or {}).get("stopped"):
             facts["stopped"] = f"stopped: {stopped}"
         elif view.summary is None:

@@ -114,7 +114,8 @@ def _small(folder: Path, name: str) -> CheckedFile:
     try:
         data = (folder / name).read_bytes()
         state = checksums.verify(data)
-        (json if name.endswith(".json") else tomllib).loads(data.decode("utf-8"))
+        if not (json if name.endswith(".json") else tomllib).loads(data.decode("utf-8")):
+            raise ValueError("it is empty")
     except (ValueError, RecursionError, OSError) as error:
         return CheckedFile(name, "damaged", str(error))
     return CheckedFile(name, state, "its checksum does not match" if state == "damaged" else "")

@@ -124,18 +124,25 @@ def begun_as(folder: Path, config: Config) -> Config | None:
         return None
 
 
+def require_state(source: Path, config: Config) -> None:
+    """RunError unless a longer run can begin from what is there."""
+    begun = begun_as(source, config)
+    if begun is None or not is_longer(begun, config):
+        raise RunError(f"{source} is no run that this one, with other settings, could go on from")
+    if not _usable(source, begun):
+        raise RunError(_no_state(source))
+
+
 def begin_from(source: Path, folder: Path, config: Config) -> str:
     """Puts the state of another run into a folder that has none; a sentence on it.
 
     The files are shared by links where the disk can do that: none of them is ever changed.
     """
     begun = begun_as(source, config)
-    if begun is None or not is_longer(begun, config):
-        raise RunError(f"{source} is no run that this one, with other settings, could go on from")
+    assert begun is not None
     with locked(source, way_out="leave --resume out"):
+        require_state(source, config)
         rounds = _usable(source, begun)
-        if not rounds:
-            raise RunError(_no_state(source))
         for part in (MEMORIES, BEST):
             if (source / part).is_dir():
                 shutil.rmtree(folder / part, ignore_errors=True)

@@ -173,7 +173,10 @@ class Run:
     def config(self) -> dict[str, Any] | None:
         """config.toml as plain TOML, so that no class of it has to be here; None if not there."""
         try:
-            return tomllib.loads((self.folder / "config.toml").read_text("utf-8"))
+            config = tomllib.loads((self.folder / "config.toml").read_text("utf-8"))
+            if not config:
+                raise ValueError("it is empty")
+            return config
         except FileNotFoundError:
             return None
         except (ValueError, RecursionError, OSError) as error:

@@ -7,6 +7,7 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
+from fedglad.config.keys import flat
 from fedglad.config.schema import Config, ConfigError, load
 from fedglad.core import checkpoint, checksums, files, malloc
 from fedglad.core.interruptible import interruptible
@@ -89,6 +90,13 @@ def execute(
                 f"{run.folder} holds an unfinished run: go on with --resume, or replace it with "
                 "--force"
             )
+    if extend and not extending.is_stateful(run.folder):
+        extending.require_state(extend, config)
+    if not path.is_file() and (inside := next(run.folder.glob("*/config.toml"), None)):
+        raise RunError(
+            f"{run.folder} is a folder of runs, {inside.parent.name} for one, which nobody would "
+            "see any more beside a run's own files: choose another --out, one within it for example"
+        )
     malloc.keep()
     plan, text = config.plan(), config.to_toml()
     # If it cannot start, nothing is touched.
@@ -180,9 +188,14 @@ def _finished(run: Run, config: Config) -> bool:
             "--out, or replace the run with --force"
         ) from None
     if there.hash() != config.hash():
+        if extending.is_longer(there, config):
+            raise RunError(
+                f"{run.folder} holds this run with rounds = {there.rounds}: go on with it by "
+                "--resume, choose another --out, or replace it with --force"
+            )
         raise RunError(
-            f"{run.folder} holds a run with another configuration: choose another --out, or "
-            "replace it with --force"
+            f"{run.folder} holds a run with another configuration{_difference(there, config)}: "
+            "choose another --out, or replace it with --force"
         )
     summary = run.summary
     if summary is None:
@@ -195,6 +208,15 @@ def _finished(run: Run, config: Config) -> bool:
             "--resume, which writes it anew"
         )
     return True
+
+
+def _difference(there: Config, wanted: Config) -> str:
+    """The first keys in which two configurations differ, with both values."""
+    old, new = flat(there.to_dict()), flat(wanted.to_dict())
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    names = [key for key in keys if key.endswith(".name")]
+    few = [f"{key} = {old.get(key)!r}, not {new.get(key)!r}" for key in (names or keys)[:3]]
+    return f" ({'; '.join(few)}{'; …' if len(names or keys) > 3 else ''})" if few else ""
 
 
 def _play(

@@ -546,6 +546,7 @@ class Server:
         factors, adapter_state = self.adapter.adapt(
             stats, self._groups, self._adapter_state, self.round
         )
+        _require_factors(self.adapter, factors.scale, len(self._groups.labels))
         if not np.isfinite(factors.scale).all():
             raise Skipped(f"{self.adapter} gave a factor that is not finite")
         estimate = self._estimate(intake, shift)
@@ -729,3 +730,16 @@ def _method_keys(tensors: Mapping[str, Tensor]) -> list[str]:
     """The names of the vectors that a client method's server half keeps."""
     names = (name for name in tensors if name.startswith("method/"))
     return [*dict.fromkeys(name.split("/", 2)[1] for name in names)]
+
+
+def _require_factors(adapter: Adapter, scale: Any, groups: int) -> None:
+    """Raises ValueError for what an adapter of a user's own gave, if it is no number a group."""
+    if isinstance(scale, np.ndarray) and scale.shape == (groups,) and scale.dtype.kind in "fiu":
+        return
+    given = f"a {type(scale).__name__}"
+    if isinstance(scale, np.ndarray):
+        given = f"an array of {scale.dtype} of the shape {scale.shape}"
+    raise ValueError(
+        f"{type(adapter).__name__} gave {given} for the factors: it must be a NumPy vector with "
+        f"one number for each of the {groups} groups"
+    )

@@ -106,6 +106,12 @@ class Simulation(Driver):
         self.counts = _counts(self.pool)
         self.everybody = None if self.counts is None else self.counts.sum(axis=0)
         if parts.privacy:
+            if parts.privacy.delta >= 1 / parts.data.clients:
+                raise ValueError(
+                    f"privacy.delta = {parts.privacy.delta:g}: with δ of 1/N or more, here "
+                    f"{1 / parts.data.clients:g}, a server that gives away one client's data whole "
+                    "would count as private: set it well below"
+                )
             refuse_privacy(
                 adapter=parts.adapter,
                 filter=parts.filter,
