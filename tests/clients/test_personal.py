@@ -415,6 +415,15 @@ def test_a_run_whose_clients_are_not_tested_says_what_the_test_set_says(caplog: 
         assert not caplog.text
 
 
+@pytest.mark.parametrize("method", ["fedrep", "fedbn"])
+def test_a_run_does_not_stop_by_a_model_without_what_is_personal(method: str):
+    with pytest.raises(
+        ConfigError, match=r"stop_after = 2 looks at the server's.* stay as they beg"
+    ):
+        load("digits", given(method, stop_after=2))[1].plan()
+    load("digits", given("ditto", stop_after=2))[1].plan()  # whose server has a whole model
+
+
 def test_a_worker_places_nothing_for_methods_without():
     """What every other method is tested with is the server's model, the very tensors."""
     with closing(simulation("scaffold", client__personal="")) as found:

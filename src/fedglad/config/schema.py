@@ -300,6 +300,11 @@ class Config:
                 f"stop_after = {self.stop_after} needs a validation set to look at: set "
                 "data.validation=0.1, or stop_after=0"
             )
+        if self.stop_after and parts["client"].has_personal:
+            raise ConfigError(
+                f"stop_after = {self.stop_after} looks at the server's model, in which the "
+                f"clients' personal parameters stay as they began: set stop_after=0"
+            )
         return Parts(
             rounds=self.rounds,
             seed=self.seed,

@@ -58,10 +58,15 @@ class Search:
         return all(getattr(one, "validation", 0.0) > 0 for one in data)
 
     @property
+    def personal(self) -> bool:
+        """Whether clients keep parameters, without which the server's model says nothing."""
+        return any(task.config.sections["client"].has_personal for task in self.tasks)
+
+    @property
     def metric(self) -> str:
         """What judges by default: the score on the validation set, else the training loss."""
         by = Number("last10", "validation", self.score.name).name
-        return by if self.validated else METRIC
+        return by if self.validated and not self.personal else METRIC
 
     @property
     def metrics(self) -> list[str]:
@@ -69,6 +74,8 @@ class Search:
 
         Data of one's own may bring one that is not known before they are loaded.
         """
+        if self.personal:
+            return [METRIC]
         metrics = metrics_in([{"test_loss": 0.0}], self.score)
         own = any(":" in task.config.to_dict()["data"]["name"] for task in self.tasks)
         held_out = {True} if self.validated else {False, own}
@@ -206,6 +213,11 @@ def check_metric(search: Search, metric: str | None) -> str:
     known = search.metrics
     if metric not in known:
         judged = Number.named(metric)
+        if search.personal and judged:
+            raise ConfigError(
+                f"--metric {metric!r} is of the server's model, in which the clients' personal "
+                f"parameters stay as they began: choose {METRIC}"
+            )
         if search.validated and judged and not judged.readout.endswith("validation"):
             raise ConfigError(
                 f"--metric {metric!r} is of the test set, and there is a validation set to choose "
