@@ -19,7 +19,7 @@ torch.set_num_threads(1)
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "HF_HUB_OFFLINE": "1"}  # read when imported
 
 # Building the command takes twenty times as long as most tests' use of it; it has no state.
-vars(typer.testing)["_get_command"] = cache(get_command)
+typer.testing._get_command = cache(get_command)  # pyright: ignore[reportPrivateImportUsage]
 
 # Files of tests lie in memory where there is room: not one test of a run is about the disk itself,
 # and most of a small run's time is spent waiting for it. `--basetemp` has them somewhere else.

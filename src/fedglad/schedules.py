@@ -192,10 +192,11 @@ def factor(settings: _Scheduled, t: int, key: str = "schedule") -> float:
     made = _of(settings, key)
     must = "the rounds until the rate is 0: set over=50, say, or call within(50)"
     check(settings, over=(settings.over > 0 or not made.ends, must))
-    value: Any = made.factor(t, settings.over)
-    if isinstance(value, bool) or not isinstance(value, Real):
-        what = f"a {type(value).__name__}"
+    given: Any = made.factor(t, settings.over)
+    if isinstance(given, bool) or not isinstance(given, Real):
+        what = f"a {type(given).__name__}"
         check(settings, **{key: (False, f"one that gives a number: it gave {what} in round {t}")})
+    value = float(given)
     check(settings, **{key: (0 <= value < math.inf, f"positive: it is {value!r} in round {t}")})
     return value
 
