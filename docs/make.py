@@ -18,6 +18,7 @@ PLACES = {
     "fedglad.server": "the server, and rounds from sums alone",
     "fedglad.records": "what flows through a round",
     "fedglad.optimizers": "from the mean update to the next model",
+    "fedglad.schedules": "how a rate changes over the rounds",
     "fedglad.adapters": "rules that scale the server's step",
     "fedglad.estimators": "from the cohort's mean to that of all clients",
     "fedglad.averages": "averages of the server's past models: what one deploys",
@@ -25,6 +26,8 @@ PLACES = {
     "fedglad.weights": "how much an update counts",
     "fedglad.samplers": "who takes part in a round",
     "fedglad.clients": "what a client does in a round",
+    "fedglad.transforms": "what becomes of an update on its way to the server",
+    "fedglad.privacy": "what the released models may tell of a client",
     "fedglad.trust": "which rounds, and which clients, to distrust",
     "fedglad.rng": "named randomness",
     "fedglad.data": "data sets and how clients come to their samples",
@@ -32,6 +35,7 @@ PLACES = {
     "fedglad.config": "TOML, presets and dotted keys",
     "fedglad.runs": "runs on disk: one, many, tuning",
     "fedglad.analysis": "what finished runs say",
+    "fedglad.interactive": "runs from Python, and their data frames",
     "fedglad.flower": "FedGLAD inside Flower",
 }
 """Where users import from; what is not listed is private."""

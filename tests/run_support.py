@@ -175,16 +175,28 @@ def play(
 
 
 def outcome(folder: Path) -> tuple[Any, ...]:
-    """All that a finished run leaves, but times: records, checkpoint, summary, models, scores."""
+    """All that a finished run leaves, but times: records, checkpoint, summary, models, scores.
+
+    Of a run that kept no state (`keep_state`) there is no checkpoint to compare.
+    """
     run = Run(folder)
-    last = max((folder / "checkpoints").glob("*.json"))
-    tensors, meta = checkpoint.read(last.with_suffix(".safetensors"))
+    last = max((folder / "checkpoints").glob("*.json"), default=None)
+    tensors, meta = checkpoint.read(last.with_suffix(".safetensors")) if last else ({}, {})
     summary = {key: value for key, value in (run.summary or {}).items() if key != "seconds"}
     rounds = [facts(found) for found in run.rounds()]
     state = {name: value.tolist() for name, value in tensors.items()}
     models = {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
     scores = {path.name: path.read_bytes() for path in folder.glob("client_scores.jsonl")}
-    return rounds, state, meta, last.name, last.read_text(), summary, models, scores
+    return (
+        rounds,
+        state,
+        meta,
+        last and last.name,
+        last and last.read_text(),
+        summary,
+        models,
+        scores,
+    )
 
 
 def command(*args: str | Path) -> list[str]:

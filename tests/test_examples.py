@@ -1,5 +1,6 @@
 """What users copy must run: the examples as programs, the code on the pages as it is printed."""
 
+import json
 import math
 import re
 import subprocess
@@ -11,8 +12,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import fedglad
+from fedglad import Glad
 from fedglad.cli import app
 from fedglad.config import load
+from fedglad.data import Digits
 from fedglad.runs import execute
 
 ROOT = Path(__file__).parents[1]
@@ -144,9 +148,111 @@ def test_a_model_is_taken_along_as_the_run_page_says(
     assert kept.keys() == scope["model"].state_dict().keys()
 
 
+def test_code_on_the_python_page_runs_as_one_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks("docs/python.md"):
+        quick = '"client.epochs": 1, "engine.name": "serial"'  # no processes for so little
+        exec(block.replace('"client.epochs": 1', quick), scope)
+    said = capsys.readouterr().out
+    assert re.match(
+        r"<run digits; 6 of 6 rounds; accuracy \d.* %; averaged .* %; runs/mine>\n", said
+    )
+    assert "2 False\n4 True\n" in said
+    assert scope["page"] == Path("runs/mine/report.html")
+    assert torch.load("mine.pt", weights_only=True).keys() == scope["state"].keys()
+    own = (tmp_path / "runs/own/config.toml").read_text("utf-8")
+    assert 'name = "__main__:Damped"' in own
+    assert own.count("from_python = ") == 3  # the model, the data and the rule
+    assert scope["again"].finished
+    assert len(scope["norms"]) == 4
+    assert scope["table"]["adapter.name"].value_counts().to_dict() == {"none": 2, "glad": 2}
+    assert scope["curves"].shape == (6, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.pt", "runs"]
+
+
+def test_what_the_readme_runs_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    (block,) = (block for block in blocks("README.md") if "fedglad.run(" in block)
+    assert '"digits", ' in block
+    tiny = '"digits", {"rounds": 2, "engine.name": "serial"}, '
+    scope: dict[str, Any] = {
+        "fedglad": fedglad,
+        "Mine": Glad,
+        "module": torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)),
+        "federation": Digits(clients=12).load_federation(),
+    }
+    exec(block.replace('"digits", ', tiny), scope)
+    assert len(scope["run"].rounds) == 2
+    assert (tmp_path / "runs/mine/summary.json").is_file()
+
+
+NOTEBOOK = ROOT / "examples/research.ipynb"
+
+
+def cells() -> list[str]:
+    parts = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
+    return ["".join(part["source"]) for part in parts if part["cell_type"] == "code"]
+
+
+def test_the_notebook_is_kept_without_outputs():
+    parts = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
+    assert all(not part.get("outputs") and not part.get("execution_count") for part in parts)
+    assert NOTEBOOK.stat().st_size < 20_000
+
+
+def test_the_cells_of_the_notebook_are_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The same code without a kernel, with fewer rounds and seeds."""
+    pytest.importorskip("pandas")
+    pytest.importorskip("matplotlib").use("Agg")
+    monkeypatch.chdir(tmp_path)
+    text = "\n".join(cells())
+    tiny = '"rounds": 2, "client.epochs": 1, "engine.name": "serial"'
+    for long, short in {
+        '"rounds": 10, "client.epochs": 2': tiny,
+        "(1, 2, 3)": "(1, 2)",
+    }.items():
+        assert long in text
+        text = text.replace(long, short)
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec(text, scope)
+    assert len(scope["runs"]) == 6
+    assert scope["curves"].columns.tolist() == ["__main__:Damped", "glad", "none"]
+    table = [row for row in scope["rows"] if "averaged" not in row[0]]
+    assert [row[0] for row in table] == [
+        "adapter.name=none",
+        "adapter.name=glad",
+        "adapter.name=__main__:Damped",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Jupyter's
+def test_the_notebook_runs_in_a_kernel(tmp_path: Path):
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    book = nbformat.read(NOTEBOOK, as_version=4)
+    client = nbclient.NotebookClient(
+        book, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute()
+    outputs = [part for cell in book.cells for part in cell.get("outputs", [])]
+    pages = [part["data"].get("text/html", "") for part in outputs if "data" in part]
+    assert any("<progress value=" in page for page in pages)
+    assert any("<th>run</th><td>digits</td>" in page for page in pages)
+    assert any("95 % interval" in page and "__main__:Damped" in page for page in pages)
+    assert sum("image/png" in part.get("data", {}) for part in outputs) == 2
+    assert not [part for part in outputs if part["output_type"] == "stream"]
+    assert len([*(tmp_path / "runs").iterdir()]) == 9
+
+
 @pytest.mark.slow
 def test_code_on_the_sweep_page_runs_and_finds_its_runs_again(tmp_path: Path):
-    (block,) = blocks("docs/sweep.md")
+    *_, block = blocks("docs/sweep.md")
     script = tmp_path / "many.py"
     script.write_text(block, encoding="utf-8")
     for end in ("finished", "kept"):
@@ -233,3 +339,52 @@ def test_what_users_bring_trains_as_it_is_printed(k: int, tmp_path: Path, monkey
     assert rounds[-1].test_loss < rounds[0].test_loss
     assert math.isfinite(rounds[-1].scored())
     assert list(tmp_path.iterdir()) == []
+
+
+def tomls(page: str) -> list[str]:
+    text = (ROOT / page).read_text("utf-8")
+    return re.findall(r"^```toml\n(.*?)^```", text, re.M | re.S)
+
+
+def test_rates_over_the_rounds_as_the_page_on_running_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (block,) = (block for block in tomls("docs/run.md") if "rounds_schedule" in block)
+    path = tmp_path / "rates.toml"
+    path.write_text(f"rounds = 40\n{block}", encoding="utf-8")
+    plan = load(path)[1].plan()
+    assert plan.client.of_round(20).lr == pytest.approx(0.025)  # half-way down the cosine
+    assert plan.optimizer.rate(20) == pytest.approx(0.25)
+    (mine,) = (block for block in blocks("docs/run.md") if "class Inverse" in block)
+    (tmp_path / "mine_rates.py").write_text(mine, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    name = {"server.schedule": "mine_rates:Inverse", "client.rounds_schedule": "mine_rates:Inverse"}
+    plan = load("digits", name)[1].plan()
+    assert plan.optimizer.rate(3) == 0.5
+    assert plan.client.of_round(3).lr == plan.client.lr / 2
+
+
+def test_fewer_bytes_as_the_page_on_running_has_them(tmp_path: Path):
+    page = (ROOT / "docs/run.md").read_text("utf-8").split("## Fewer bytes")[1]
+    calls = re.findall(r"^fedglad (run --set transform.*)$", page.split("\n## ")[0], re.M)
+    tiny = ["--set", "rounds=1", "--set", "client.epochs=1", "--set", "engine.name=serial"]
+    for k, call in enumerate(calls):
+        done = CliRunner().invoke(app, [*call.split(), *tiny, "--out", str(tmp_path / str(k))])
+        assert done.exit_code == 0, done.output
+    assert len(calls) == 2
+
+
+def test_the_private_run_on_the_page_on_privacy(tmp_path: Path):
+    (block,) = tomls("docs/privacy.md")
+    path = tmp_path / "private.toml"
+    path.write_text(block, encoding="utf-8")
+    config = load(path)[1]
+    assert config.sections["privacy"].deviation(100) == pytest.approx(0.008)
+    pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
+    run = execute(*load(path, {"rounds": 2, "engine.name": "serial"}), out=tmp_path / "run")
+    assert [record["status"] for record in run.rounds()] == ["stepped"] * 2
+    price, loop = (block for block in blocks("docs/privacy.md") if "Central" in block)
+    exec(price, {})
+    scope: dict[str, Any] = {}
+    exec(loop, scope)
+    assert scope["record"].epsilon == scope["server"].epsilon > 0

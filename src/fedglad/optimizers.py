@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
+from fedglad import schedules
 from fedglad.core.checks import check
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 Slots = dict[str, "Tensor"]
 Numbers = Mapping[str, float]
 Step = Callable[["Tensor", "Tensor", float, Slots, int], None]
-SCHEDULES = ("constant", "linear", "cosine", "step")
 FORM = (
     "authors: FedGLAD's code, bias-corrected, β .9 and .999, ε 1e-8; "
     "reddi: FedOpt's paper, not corrected, β .9 and .99, ε 1e-3"
@@ -40,6 +40,7 @@ class Optimizer(ABC):
     | "linear" | η (1 − t/over), and 0 from round `over` on |
     | "cosine" | η (1 + cos(π t/over))/2, and 0 from round `over` on |
     | "step" | η drop^⌊t/over⌋ |
+    | "exponential" | η drop^(t/over) |
 
     >>> class Sign(Optimizer):  # an own one: θ ← θ − η s sign(ḡ)
     ...     def step(self, theta, mean, s, slots, t):
@@ -54,46 +55,21 @@ class Optimizer(ABC):
     judges_mean: ClassVar[bool] = False  # whether it is right only for a step by the cohort's mean
 
     lr: Annotated[float, "the server's rate"] = 1.0
-    schedule: Annotated[Literal["constant", "linear", "cosine", "step"], "how the rate falls"] = (
-        "constant"
-    )
-    over: Annotated[
-        int,
-        "linear, cosine: rounds until the rate is 0, 0 for the whole run; "
-        "step: rounds between drops",
-    ] = 0
-    drop: Annotated[float, "step: what the rate is multiplied by after every `over` rounds"] = 0.1
+    schedule: Annotated[str, schedules.SCHEDULE] = "constant"
+    over: Annotated[int, schedules.OVER] = 0
+    drop: Annotated[float, schedules.DROP] = 0.1
 
     def __post_init__(self) -> None:
-        least = int(self.schedule == "step")
-        asked = " with schedule='step': the rounds between drops" if least else ""
-        check(
-            self,
-            lr=(0 < self.lr <= 1e15, "positive and finite, up to 1e15"),
-            schedule=(self.schedule in SCHEDULES, "'constant', 'linear', 'cosine' or 'step'"),
-            over=(self.over >= least, f"{least} or more{asked}"),
-            drop=(0 < self.drop <= 1, "in (0, 1]"),
-        )
+        check(self, lr=(0 < self.lr <= 1e15, "positive and finite, up to 1e15"))
+        schedules.require(self)
 
     def within(self, rounds: int) -> Self:
         """The same for a run of so many rounds: the end of a rate that falls to 0 at no set one."""
-        endless = self.schedule in ("linear", "cosine") and self.over == 0
-        return replace(self, over=rounds) if endless else self
+        return schedules.within(self, rounds)
 
     def rate(self, t: int) -> float:
         """The rate of round t: what the step is multiplied by; moments do not see it."""
-        match self.schedule:
-            case "constant":
-                return self.lr
-            case "step":
-                return self.lr * self.drop ** (t // self.over)
-            case "linear" | "cosine":
-                must = "the rounds until the rate is 0: set over=50, say, or call within(50)"
-                check(self, over=(self.over > 0, must))
-                done = min(t / self.over, 1)
-                if self.schedule == "linear":
-                    return self.lr * (1 - done)
-                return self.lr * (1 + math.cos(math.pi * done)) / 2
+        return self.lr * schedules.factor(self, t)
 
     def slots(self) -> Mapping[str, float | None]:
         """The slots it keeps, and the value each starts with; None: that of the model."""

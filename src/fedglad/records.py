@@ -192,6 +192,7 @@ class Record:
     | `gsi_all`, `gsi_unfiltered` | GSI over all parameters, after and before the filter |
     | `statistics` | the sums per tensor that all of it came from |
     | `distances` | {client: ‖g_k − ḡ‖} from the plain mean, if the server measures them |
+    | `epsilon` | ε of all rounds so far, with privacy; GSI and statistics are then left out |
 
     >>> record = Record("stepped", clients=[{"id": 7, "rejected": "norm 1e+09 is above ..."}])
     >>> record.stepped, record.rejected
@@ -209,6 +210,7 @@ class Record:
     train_loss: float | None = None
     statistics: Statistics | None = None
     distances: dict[int | str | None, float] | None = None
+    epsilon: float | None = None
 
     @property
     def stepped(self) -> bool:
@@ -242,6 +244,7 @@ class Record:
             **({"weight_sq": stats.weight_sq} if stats and stats.weight_sq is not None else {}),
             "tensors": tensors,
             "groups": groups,
+            **({"epsilon": self.epsilon} if self.epsilon is not None else {}),
         }
 
 
@@ -363,6 +366,7 @@ class ClientScores:
     score: Score
     ids: tuple[int, ...]
     scores: tuple[float | None, ...]
+    model: str = "server"  # whose was tested: the server's, or each client's "personal" one
 
     def to_dict(self) -> dict[str, Any]:
         """As a record has them: how many clients, their mean, the worst tenth's mean, the spread.
@@ -379,6 +383,7 @@ class ClientScores:
             spread = math.sqrt(_mean([(score - mean) ** 2 for score in known]))
         return {
             "score": self.score.name,
+            **({"model": self.model} if self.model != "server" else {}),
             "count": len(known),
             **({"left_out": left_out} if left_out else {}),
             "mean": _finite(mean),
@@ -412,8 +417,37 @@ class Round:
     averaged_client_scores: ClientScores | None = None
     label_similarity: float | None = None
     alarm: str | None = None  # "one-sided", "outlier": see trust.py
+    bytes: dict[str, int] | None = None  # to all of the cohort (down) and from it (up)
     seconds: dict[str, float] = field(default_factory=dict[str, float])
-    warning: str = ""  # said once, and not kept
+    warning: str = ""  # that training runs away: of the first such round alone
+
+    @property
+    def server(self) -> Any:
+        """The server of the run that this round is from.
+
+        It is the server itself, as it is now: after later rounds it is further, and its tensors are
+        views of what these change. Copy what must stay. It is no part of the round: neither
+        compared, nor pickled, nor copied. AttributeError if the round is from elsewhere.
+
+        >>> from fedglad import simulate
+        >>> (last,) = simulate("digits", {"rounds": 1, "client.epochs": 1})
+        >>> sorted(last.server.state)[:2]
+        ['conv1.bias', 'conv1.weight']
+        """
+        if (server := vars(self).get("_server")) is None:
+            raise AttributeError(
+                "this round has no server: only those that simulate yields, and those that "
+                "callbacks get, have one, and a copy has none"
+            )
+        return server
+
+    def with_server(self, server: Any) -> Round:
+        """This round, which now has a server."""
+        object.__setattr__(self, "_server", server)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_server"}
 
     def to_dict(self) -> dict[str, Any]:
         """One line of a run's `rounds.jsonl`."""
@@ -431,6 +465,8 @@ class Round:
             further["client_scores"] = self.client_scores.to_dict()
         if self.averaged_client_scores:
             further["averaged_client_scores"] = self.averaged_client_scores.to_dict()
+        if self.warning:
+            further["warning"] = self.warning
         return {
             "round": self.t,
             **self.record.to_dict(),
@@ -439,6 +475,7 @@ class Round:
             **further,
             "label_similarity": self.label_similarity,
             "alarm": self.alarm,
+            **({"bytes": self.bytes} if self.bytes is not None else {}),
             "seconds": self.seconds,
         }
 

@@ -1,7 +1,6 @@
 """`fedglad compare`: groups, labels, and numbers worked out by hand."""
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,26 +24,6 @@ from fedglad.runs.summary import figures
 
 def call(*args: str | Path) -> Any:
     return CliRunner().invoke(app, [str(a) for a in args], env={"COLUMNS": "80"})
-
-
-@pytest.fixture
-def finished(tmp_path: Path):
-    """Makes the folder of a run of digits with a given result; each a second after the last."""
-    made: list[Path] = []
-
-    def make(accuracy: float | None, name: str = "", **settings: Any) -> Path:
-        config = load("digits", {k.replace("__", "."): v for k, v in settings.items()})[1]
-        folder = tmp_path / "runs" / (name or f"digits-{config.hash()}")
-        folder.mkdir(parents=True)
-        (folder / "config.toml").write_text(config.to_toml())
-        made.append(folder)
-        os.utime(folder / "config.toml", (len(made), len(made)))
-        if accuracy is not None:
-            summary = {"last10_accuracy": accuracy, "final_accuracy": accuracy + 0.01, "rounds": 60}
-            (folder / "summary.json").write_text(json.dumps(summary))
-        return folder
-
-    return make
 
 
 NONE = {1: 0.80, 2: 0.82, 3: 0.84}
@@ -875,11 +854,15 @@ def test_json_has_everything(pairs: list[Path]):
         "tested",
         "final",
         "target",
+        "blocks",
+        "tests",
+        "alias",
     }
     assert found["groups"][0].keys() == {
         *("label", "config", "runs", "seeds", "values", "mean", "std", "final_mean", "difference"),
         *("control_of", "factors", "over_control", "stability", "curves"),
         *("averaged_of", "over_newest", "control", "over_controls", "to_target", "clients"),
+        *("best", "block"),
     }
     glad = found["groups"][1]
     assert glad["config"] == {"adapter.name": "glad"}

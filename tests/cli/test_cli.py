@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 from run_support import Unreadable, cli, command, environment
 from torch import Tensor
+from typer.main import get_command
 from typer.testing import CliRunner
 
+from fedglad import schedules
 from fedglad.adapters import Glad
 from fedglad.cli import app
 from fedglad.cli.progress import clipped, round_line
@@ -335,12 +337,15 @@ LISTS = {
     "tasks": REGISTRIES["task"],
     "clients": REGISTRIES["client"],
     "samplers": REGISTRIES["sampler"],
+    "transforms": REGISTRIES["transform"],
     "optimizers": REGISTRIES["server"],
+    "schedules": schedules.REGISTRY,
     "adapters": REGISTRIES["adapter"],
     "filters": REGISTRIES["filter"],
     "weights": REGISTRIES["weighting"],
     "estimators": REGISTRIES["estimator"],
     "averages": REGISTRIES["average"],
+    "privacy": REGISTRIES["privacy"],
     "engines": REGISTRIES["engine"],
     "experiments": EXPERIMENTS,
 }
@@ -415,6 +420,7 @@ def test_the_shell_completes(
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_completion_can_be_shown(shell: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    monkeypatch.setattr("typer.testing._get_command", get_command)  # that depends on it
     result = CliRunner().invoke(app, ["--show-completion", shell], prog_name="fedglad")
     assert result.exit_code == 0, result.stderr
     assert "_FEDGLAD_COMPLETE=complete_" in result.stdout

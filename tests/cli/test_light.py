@@ -7,7 +7,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from run_support import TINY, cli
+from run_support import TINY
 
 from fedglad.config import load
 from fedglad.runs import execute
@@ -77,6 +77,7 @@ def test_settings_and_tables_load_no_torch(args: tuple[str, ...]):
     "args",
     [
         ("compare", "RUNS"),
+        ("compare", "RUNS", "--where", "seed=1,2", "--by", "data.alpha", "--format", "latex"),
         ("check", "RUNS"),
         ("report", "RUNS", "--out", "RUNS/report.html"),
         ("track", "RUNS", "--to", "tensorboard", "--out", "RUNS/tracked"),
@@ -121,8 +122,9 @@ def test_the_live_page_loads_no_torch(runs: Path):
             process.terminate()
 
 
-def test_a_run_is_seen_to_load_torch(runs: Path):
+def test_a_run_is_seen_to_load_torch(tmp_path: Path):
     """The other way round: what is looked for can be found."""
-    assert cli("run", "digits", "--out", runs / "seed1").returncode == 2  # another configuration
-    _, heavy = loaded("list", "models")
+    tiny = [part for key, value in TINY.items() for part in ("--set", f"{key}={value}")]
+    serial = ["--set", "rounds=1", "--set", "engine.name=serial"]
+    _, heavy = loaded("run", "digits", *tiny, *serial, "--out", tmp_path / "run")
     assert "torch" in heavy

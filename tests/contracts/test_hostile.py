@@ -197,16 +197,34 @@ def require_healthy(server: Server, record: Record) -> None:
     json.dumps(saved, allow_nan=False)
 
 
-def feed(make_server: Callable[[], Server], rounds: list[list[Any]], as_stream: bool) -> Counter:
-    """Steps through the rounds, beside a server that never saw what was rejected."""
+def feed(
+    make_server: Callable[[], Server],
+    rounds: list[list[Any]],
+    as_stream: bool,
+    known: dict[Any, Any] | None = None,
+) -> Counter:
+    """Steps through the rounds, beside a server that never saw what was rejected.
+
+    What that one came to is kept in `known` by the updates that it saw, for other calls with the
+    same kind of server: where all that is hostile is rejected, it saw the same.
+    """
     server, twin = make_server(), make_server()
+    expected = {} if known is None else known
     seen = Counter[str]()
+    history: list[list[Any]] = []
+    behind = 0
     for updates in rounds:
         record = server.step(iter(updates) if as_stream else updates, population=POPULATION)
         require_healthy(server, record)
         clean = without_rejected(updates, record)
-        twin.step(iter(clean) if as_stream else clean, population=POPULATION)
-        assert bits(server) == bits(twin)
+        history.append(clean)
+        key = tuple(tuple(map(id, seen_before)) for seen_before in history)
+        if key not in expected:
+            for missed in history[behind:]:
+                twin.step(iter(missed) if as_stream else missed, population=POPULATION)
+            behind = len(history)
+            expected[key] = bits(twin)
+        assert bits(server) == expected[key]
         seen.update({"rejected": len(updates) - len(clean), "accepted": len(clean)})
         seen[record.status] += 1
     return seen
@@ -219,6 +237,9 @@ DOORS = [
     ("multi-krum", Guard()),
     ("median", None),
 ]
+UNDISTURBED: dict[Any, dict[Any, Any]] = {}
+"""What servers come to that never saw a rejected update, by door and by what they saw."""
+
 ESTIMATORS = [name for name in REGISTRIES["estimator"] if name != "none"]
 
 
@@ -229,7 +250,8 @@ def test_one_kind_of_hostile_update_does_no_harm(name: str, as_stream: bool):
     for filter, guard in DOORS:
         own: Parts = {"adapter": make("adapter", "glad"), "filter": make("filter", filter)}
         rounds = [[*bad, *HONEST[:5]], [*HONEST[5:8], *bad, *HONEST[8:]]]
-        feed(lambda own=own, g=guard: Server(MODEL, guard=g, **own), rounds, as_stream)
+        known = UNDISTURBED.setdefault((filter, guard, as_stream), {})
+        feed(lambda own=own, g=guard: Server(MODEL, guard=g, **own), rounds, as_stream, known)
 
 
 @pytest.mark.parametrize("guard", [Guard(), None], ids=["guarded", "unguarded"])
@@ -268,7 +290,7 @@ def test_a_far_update_that_comes_first_has_no_part_in_the_rounding_of_others():
         feed(lambda: Server(MODEL), rounds, as_stream)
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [0, 1, *(pytest.param(k, marks=pytest.mark.slow) for k in (2, 3))])
 def test_a_thousand_hostile_updates_leave_model_and_state_finite_and_no_trace(part: int):
     seen = Counter[str]()
 

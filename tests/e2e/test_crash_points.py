@@ -157,28 +157,35 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     made.close()
 
 
-def undisturbed(machine: Machine, folder: Path, settings: dict[str, Any]) -> tuple[Any, str]:
+def undisturbed(
+    machine: Machine, folder: Path, settings: dict[str, Any], *more: str
+) -> tuple[Any, str]:
     """What a run leaves, and its points."""
-    code, trace, said = machine.run(folder, settings)
+    code, trace, said = machine.run(folder, settings, *more)
     assert code == 0, said
     assert check(folder).good
     return outcome(folder), trace
 
 
 def strike(
-    machine: Machine, folder: Path, settings: dict[str, Any], wanted: Any, points: Sequence[Any]
+    machine: Machine,
+    folder: Path,
+    settings: dict[str, Any],
+    wanted: Any,
+    points: Sequence[Any],
+    *more: str,
 ) -> dict[str, int]:
     """Strikes a run at each point, goes on, and compares; returns how the runs ended."""
     ends = dict.fromkeys(KINDS, 0)
     wrong: list[str] = []
     for at, how in points:
         out = folder / f"{at}{how}"
-        code, _, said = machine.run(out, settings, at=at, how=how)
+        code, _, said = machine.run(out, settings, *more, at=at, how=how)
         ends[how] += code != 0
         where = f"point {at}, {KINDS[how]}"
         if code not in ((-9, 0) if how in "ks" else (0, 2)) or "Traceback" in said:
             wrong.append(f"{where}: exit code {code}: {said[-400:]}")
-        code, _, said = machine.run(out, settings, "--resume")
+        code, _, said = machine.run(out, settings, *more, "--resume")
         if code or "Traceback" in said:
             wrong.append(f"{where}, resumed: exit code {code}: {said[-400:]}")
         elif outcome(out) != wanted:
@@ -197,6 +204,7 @@ def test_every_point_of_a_run_with_memories(machine: Machine, tmp_path: Path, ho
     assert {*"owfru"} <= {*trace}  # else the library sees little of what happens
     assert len(trace) > 80
     points = [(at, "k") for at in range(1, len(trace) + 1)]
+    assert not (tmp_path / "whole" / "memories").exists()  # their removal has points, too
     if how == "cut short":
         points = [(at, "s") for at, _ in points if trace[at - 1] == "w"]
     elif how == "failed":
@@ -209,10 +217,28 @@ def test_every_point_of_a_run_with_memories(machine: Machine, tmp_path: Path, ho
 @pytest.mark.parametrize("name", MORE)
 def test_some_points_of_other_runs(machine: Machine, tmp_path: Path, name: str):
     settings = TINY | MORE[name]
-    wanted, trace = undisturbed(machine, tmp_path / "whole", settings)
+    keep = ("--keep-state",)  # the checkpoint and the memories are compared
+    wanted, trace = undisturbed(machine, tmp_path / "whole", settings, *keep)
     at = random.Random(name).sample(range(1, len(trace) + 1), SAMPLED)
     points = [(point, "ksen"[k % 4]) for k, point in enumerate(at)]
-    strike(machine, tmp_path, settings, wanted, points)
+    strike(machine, tmp_path, settings, wanted, points, *keep)
+
+
+def test_every_point_at_the_end_of_a_run_that_goes_on_for_more_rounds(
+    machine: Machine, tmp_path: Path
+):
+    """Its folder is the same: the summary goes, the settings change, rounds are added."""
+    settings = TINY | SCAFFOLD | {"rounds": 1}
+    longer = settings | {"rounds": 2}
+    wanted, _ = undisturbed(machine, tmp_path / "whole", longer, "--keep-state")
+    undisturbed(machine, tmp_path / "short", settings, "--keep-state")
+    shutil.copytree(tmp_path / "short", tmp_path / "longer")
+    _, trace, _ = machine.run(tmp_path / "longer", longer, "--keep-state", "--resume")
+    assert outcome(tmp_path / "longer") == wanted
+    points = [(at, "kesn"[at % 4]) for at in range(1, len(trace) + 1, 3)]
+    for at, how in points:
+        shutil.copytree(tmp_path / "short", tmp_path / f"{at}{how}")
+    strike(machine, tmp_path, longer, wanted, points, "--keep-state", "--resume")
 
 
 def test_the_library_strikes_a_run_that_is_armed_by_its_environment(

@@ -88,7 +88,8 @@ def test_a_misspelt_command_is_answered_once():
     """Typer before 0.21 says so twice with click 8.4 and later."""
     result = CliRunner().invoke(app, ["runn"], env={"COLUMNS": "100"})
     assert result.exit_code == 2
-    assert result.stderr.count("Did you mean 'run'?") == 1
+    assert result.stderr.count("Did you mean") == 1
+    assert "'run'" in result.stderr
 
 
 @pytest.mark.parametrize("page", ["README.md", *sorted(p.name for p in ROOT.glob("docs/*.md"))])

@@ -92,6 +92,18 @@ def test_a_method_that_needs_more_than_weights_is_refused():
         fit(network(), Scaffold(), *samples(5), stream(1, "x"))
 
 
+def test_a_rate_that_changes_with_the_rounds_is_not_taken_for_a_constant_one():
+    client = Plain(rounds_schedule="exponential", over=1, drop=0.5)
+    with pytest.raises(
+        ValueError, match=r"exponential'\): which round it is.*client.of_round\(t\)"
+    ):
+        fit(network(), client, *samples(5), stream(1, "x"))
+    model, halved = network(), network()
+    fit(model, client.of_round(1), *samples(5), stream(1, "x"))
+    fit(halved, Plain(lr=client.lr / 2), *samples(5), stream(1, "x"))
+    assert all(map(torch.equal, model.parameters(), halved.parameters()))
+
+
 def test_no_samples_are_refused():
     x, y = samples(0)
     with pytest.raises(ValueError, match="no samples"):

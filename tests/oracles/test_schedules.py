@@ -1,14 +1,18 @@
-"""Schedules of the server's rate: numbers by hand, and that only the step sees them."""
+"""Schedules of rates: numbers by hand, and that only the step sees the server's."""
 
 import math
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
-from fedglad import Server
+from fedglad import Server, schedules
+from fedglad.clients import FedSGD, Plain
+from fedglad.core import checkpoint
+from fedglad.core.checkpoint import CheckpointError
 from fedglad.optimizers import (
     REGISTRY,
     SGD,
@@ -21,6 +25,7 @@ from fedglad.optimizers import (
     ScheduleFree,
     Yogi,
 )
+from fedglad.schedules import Schedule
 
 
 def steps(optimizer: Optimizer, means: list[float]) -> list[float]:
@@ -81,6 +86,7 @@ SCHEDULES: list[dict[str, Any]] = [
     {"schedule": "linear", "over": 5},
     {"schedule": "cosine", "over": 5},
     {"schedule": "step", "over": 2, "drop": 0.3},
+    {"schedule": "exponential", "over": 2, "drop": 0.3},
 ]
 
 
@@ -126,7 +132,7 @@ def test_a_rate_without_an_end_is_refused_before_the_first_round(schedule: Any):
     [
         (
             {"schedule": "poly"},
-            r"\(schedule='poly'\): must be 'constant', 'linear', 'cosine' or 's",
+            r"\(schedule='poly'\): must be 'constant', 'linear', 'cosine', 's",
         ),
         ({"over": -1}, r"\(over=-1\): must be 0 or more"),
         ({"schedule": "step"}, r"\(over=0\): must be 1 or more with schedule='step': the rounds b"),
@@ -178,3 +184,95 @@ def test_a_rate_that_has_fallen_to_nothing_leaves_the_model_where_it_is(name: st
             server.step([{"w": torch.ones(3)}])
         assert torch.equal(server.params["w"], before)
         assert before.isfinite().all()
+
+
+def test_exponential_by_hand():
+    # a quarter after every 2 rounds: 1, ½, ¼, ⅛
+    optimizer = SGD(schedule="exponential", over=2, drop=0.25)
+    assert steps(optimizer, [1] * 4) == pytest.approx([1, 0.5, 0.25, 0.125], rel=1e-12)
+    # of a run of 8 rounds, the whole of it: 0.0001^(t/8)
+    whole = SGD(schedule="exponential", drop=1e-4).within(8)
+    assert [whole.rate(t) for t in (0, 4, 8)] == pytest.approx([1, 1e-2, 1e-4], rel=1e-12)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rising(Schedule):
+    """An own one: it rises in the first `rounds`, and then stays."""
+
+    ends: ClassVar[bool] = False
+
+    def factor(self, t: int, rounds: int) -> float:
+        return min((t + 1) / rounds, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Negative(Schedule):
+    ends: ClassVar[bool] = False
+
+    def factor(self, t: int, rounds: int) -> float:
+        return -1.0
+
+
+RISING = f"{__name__}:Rising"
+
+
+def test_an_own_schedule_is_named_and_a_file_may_not_name_it(tmp_path: Path):
+    assert steps(SGD(schedule=RISING, over=4), [1] * 5) == [0.25, 0.5, 0.75, 1, 1]
+    server = Server({"w": torch.zeros(1)}, optimizer=SGD(schedule=RISING, over=4))
+    server.step([{"w": torch.ones(1)}])
+    server.save(tmp_path / "state")
+    with pytest.raises(CheckpointError, match=r"saved with an own optimizer \(SGD\): pass it agai"):
+        Server.load(tmp_path / "state", {"w": torch.zeros(1)})
+    own = SGD(schedule=RISING, over=4)
+    again = Server.load(tmp_path / "state", {"w": torch.zeros(1)}, optimizer=own)
+    assert again.optimizer.rate(again.round) == 0.5
+
+
+def test_a_forged_file_that_names_code_is_refused_and_nothing_is_loaded(tmp_path: Path):
+    registry: dict[str, type] = dict(REGISTRY)
+    with pytest.raises(CheckpointError, match="it names code, 'os:system', which no file may do"):
+        checkpoint.build({"name": "sgd", "schedule": "os:system"}, registry)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_module:Schedule", r"\(schedule='no_such.*must be one that can be loaded: No mod"),
+        ("fedglad.optimizers:SGD", "must be a dataclass that is derived from fedglad.schedules.Sc"),
+        (f"{__name__}:Negative", r"must be positive: it is -1.0 in round 0"),
+    ],
+)
+def test_an_own_schedule_that_cannot_be_one_is_refused(name: str, message: str):
+    with pytest.raises(ValueError, match=message):
+        SGD(schedule=name).rate(0)
+
+
+@pytest.mark.parametrize("name", schedules.REGISTRY)
+def test_every_row_begins_at_the_rate_and_never_rises(name: str):
+    made = schedules.schedule(name, drop=0.5)
+    factors = [made.factor(t, 7) for t in range(20)]
+    assert factors[0] == 1
+    assert all(0 <= after <= before for before, after in pairwise(factors))
+    assert Plain(rounds_schedule=name, over=7).of_round(0).lr == Plain().lr
+
+
+@pytest.mark.parametrize("name", schedules.REGISTRY)
+def test_clients_and_server_have_the_same_rates(name: str):
+    settings: dict[str, Any] = {"over": 3, "drop": 0.3}
+    client = Plain(lr=0.2, rounds_schedule=name, **settings).within(3)
+    server = SGD(lr=0.2, schedule=name, **settings)
+    assert [client.of_round(t).lr for t in range(3)] == [server.rate(t) for t in range(3)]
+    assert client.of_round(2).of_round(1) == client.of_round(2)  # it is the round's already
+
+
+def test_a_clients_rate_may_not_fall_to_nothing():
+    client = Plain(rounds_schedule="linear", over=5)
+    assert client.within(5) is client
+    message = r"Plain\(over=5\): clients would learn nothing in round 5: set over=8, or 0, for the"
+    with pytest.raises(ValueError, match=message):
+        client.within(8)
+    assert Plain(rounds_schedule="linear").within(8).over == 8
+    with pytest.raises(
+        ValueError, match=r"FedSGD\(rounds_schedule='linear'\): .*set server.lr|use"
+    ):
+        FedSGD(rounds_schedule="linear")

@@ -98,12 +98,14 @@ def test_runs_side_by_side_can_be_compared_by_it(browser: Browser, tmp_path: Pat
     plain = run_of(tmp_path / "plain", averaged=False)
     with opened(browser, page_of(tmp_path, *runs, plain), width=400) as seen:
         assert seen.overflow() <= 0
-        tiles = seen.page.locator(".tile", has_text="Averaged model: average.name=ema")
+        row = seen.page.locator("#results tr", has_text="average.name=ema · averaged")
+        expect(row).to_have_count(1)
+        expect(row.locator(".score")).to_have_text("75.00 ± 0.00")
         # seed k: .75 − (.60 + .01 k), that is +14, +13, +12 points; 13 ± 4.3027/√3 = 13 ± 2.484
-        expect(tiles.locator(".detail")).to_contain_text("+13.00 points over the newest model")
-        expect(tiles.locator(".detail")).to_contain_text("95 % interval +10.52 to +15.48")
-        expect(tiles).to_have_count(1)
-        assert "good" in (tiles.get_attribute("class") or "")
+        seen.page.locator("#results summary").click()
+        expect(seen.page.locator("#results li", has_text="average.name=ema   +13.00")).to_have_text(
+            "average.name=ema   +13.00 [+10.52, +15.48]   by seed 1: +14.00,  2: +13.00,  3: +12.00"
+        )
         switch(seen).click()
         expect(seen.page.locator("#compare canvas").first).to_be_visible()
         label = seen.page.evaluate("fedgladReport.payload.groups.map(({ label }) => label)")

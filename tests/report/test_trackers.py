@@ -182,6 +182,7 @@ def expected(folder: Path) -> dict[str, dict[int, float]]:
             **{f"gsi/{name}": group["gsi"] for name, group in groups.items()},
             **{f"factor/{name}": group["scale"] for name, group in groups.items()},
             **{f"seconds/{name}": value for name, value in found["seconds"].items()},
+            **{f"bytes/{way}": found["bytes"][way] for way in ("down", "up")},
         }
         usual = None
         if len(history) >= Alarm().warmup:  # Σ β^i GSI over the past, the last first, by Σ β^i
@@ -526,6 +527,19 @@ def test_a_skipped_round_and_rejected_updates_are_told():
         "cohort/rejected": 1.0,
         "round/skipped": 1.0,
     }
+
+
+def test_bytes_and_epsilon_are_written_where_they_are_known():
+    checked = clean(made.record(0, bytes={"down": 40, "up": 20}, epsilon=1.5))
+    assert checked is not None
+    found = scalars(checked[0], Names(), usual=None, flag=None)
+    assert (found["bytes/down"], found["bytes/up"], found["privacy/epsilon"]) == (40, 20, 1.5)
+    old = clean(made.record(0))
+    assert old is not None
+    assert (
+        not {"bytes/down", "privacy/epsilon"}
+        & scalars(old[0], Names(), usual=None, flag=None).keys()
+    )
 
 
 def test_the_scores_of_single_clients_are_written():

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,12 @@ from fedglad.analysis.recording import read as read_record
 from fedglad.cli import app
 from fedglad.config.schema import Config, load
 from fedglad.core import checkpoint, checksums
-from fedglad.runs import Run, RunError, check, execute
+from fedglad.runs import Run, RunError, check
+from fedglad.runs import execute as executed
 from fedglad.studies.paper.results import export
 from tests.runs.test_runs import stopped
+
+execute = partial(executed, keep_state=True)  # memories and checkpoints are looked at
 
 PLAIN = {**TINY, "engine.name": "serial", "rounds": 6, "checkpoint_every": 2}
 SCAFFOLD = {**PLAIN, "client.name": "scaffold", "client.optimizer": "sgd"}

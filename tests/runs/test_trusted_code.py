@@ -339,8 +339,10 @@ def test_the_question_is_asked_once_and_again_when_the_code_changes(
     assert asked.exit_code == 2
     assert "it is not what you have trusted before" in said(asked)
     assert times_loaded(here) == before
-    assert go_on(Path("run"), "--trust-code").exit_code == 0
-    assert go_on(Path("run")).exit_code == 0
+    asked = go_on(Path("run"), "--trust-code")  # and the run was made with the old code
+    assert "other code of trusted_net" in said(asked)
+    assert go_on(Path("run"), "--trust-code", "--accept-old").exit_code == 0
+    assert go_on(Path("run"), "--accept-old").exit_code == 0
 
 
 def test_trust_is_in_one_folder_and_in_these_settings(here: Path):

@@ -19,10 +19,10 @@ from run_support import TINY, cli, start, until
 from typer.testing import CliRunner
 
 from fedglad.cli import app
-from fedglad.config.schema import load
+from fedglad.config.schema import ConfigError, load
 from fedglad.runs import Run, execute
 from fedglad.runs.sweeping import ENDS, Event
-from fedglad.runs.tuning import Search, combinations, result, score, tune
+from fedglad.runs.tuning import Search, check_metric, combinations, result, score, tune
 
 QUICK = {**TINY, "rounds": 10, "checkpoint_every": 1}
 GRIDS = ["server.lr=0.5,1", "client.lr=0.05,0.1"]
@@ -392,3 +392,14 @@ def test_the_same_command_goes_on_after_any_end(tmp_path: Path, how: signal.Sign
         for x in (found, json.loads(whole.stdout))
     ]
     assert scores[0] == scores[1]
+
+
+def test_where_clients_keep_parameters_their_training_judges(tmp_path: Path):
+    more: dict[str, Any] = {"data.validation": 0.2, "client.personal": "*.bias"}
+    search = planned(tmp_path, **more)
+    assert planned(tmp_path, **{**more, "client.personal": ""}).metric != "train_loss"
+    assert check_metric(search, None) == "train_loss"
+    with pytest.raises(
+        ConfigError, match=r"'final_accuracy' is of the server's.*choose train_loss"
+    ):
+        check_metric(search, "final_accuracy")

@@ -48,7 +48,7 @@ def rounds_of(name: str, **more: Any) -> list[Any]:
         return list(simulation.rounds())
 
 
-class Broken(Exception):
+class Broken(BaseException):  # after which nothing is saved any more
     pass
 
 

@@ -3,6 +3,7 @@
 import os
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from fedglad.core import checkpoint
 from fedglad.estimators import MIFA, REGISTRY, VARP, Estimator
 from fedglad.models.softmax import SoftmaxRegression
 from fedglad.records import Bundle, Failure, Several, Update
-from fedglad.runs import execute
+from fedglad.runs import execute as executed
 from fedglad.runs.checking import check
 from fedglad.server.server import Server
 from fedglad.simulation.simulation import Simulation
+
+execute = partial(executed, keep_state=True)  # memories and checkpoints are looked at
 
 NAMES = [name for name in REGISTRY if name != "none"]
 ENGINES: dict[str, dict[str, Any]] = {

@@ -17,6 +17,7 @@ import textwrap
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,11 @@ from fedglad.config.schema import Config, load, simulate
 from fedglad.core import checkpoint
 from fedglad.core import vectors as vectors_on_disk
 from fedglad.core.memory import Memories
-from fedglad.runs import Run, RunError, execute
+from fedglad.runs import Run, RunError
+from fedglad.runs import execute as executed
 from fedglad.simulation.simulation import Simulation
+
+execute = partial(executed, keep_state=True)  # memories and checkpoints are looked at
 
 ENGINES: dict[str, dict[str, Any]] = {
     "serial": {"engine.name": "serial"},

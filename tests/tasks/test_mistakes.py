@@ -20,6 +20,7 @@ from fedglad.cli import app
 from fedglad.data.federation import Partitioned
 from fedglad.records import Round
 from fedglad.runs import Run
+from fedglad.runs.summary import summarise
 from fedglad.tasks import CausalLM, Regression, Task
 from tasks.support import (
     SETTINGS,
@@ -454,7 +455,9 @@ def test_training_that_runs_away_is_said_once(rate: float, warned: int, caplog: 
     if warned:
         assert "the test loss is" in said[0]
         assert "Lower client.lr or server.lr" in said[0]
-        assert "warning" not in rounds[0].to_dict()
+        kept = [found.to_dict().get("warning") for found in rounds]
+        assert [text for text in kept if text] == said
+        assert summarise([found.to_dict() for found in rounds])["warning"].endswith(said[0])
 
 
 # ------------------------------------------------------------------------ through the command line

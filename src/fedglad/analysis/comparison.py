@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
+from fedglad.analysis.blocks import blocks_of, check_aliases, nearest
 from fedglad.analysis.curves import Curve, Series, curve, series
 from fedglad.analysis.grouping import (
     CONTROL,
@@ -21,17 +23,23 @@ from fedglad.analysis.grouping import (
 )
 from fedglad.analysis.statistics import Stability, interval, spread, stability
 from fedglad.analysis.targets import Reached, rounds_to, target_of
-from fedglad.config.keys import SEEDS
+from fedglad.config.keys import SEEDS, shown
 from fedglad.config.keys import label as label_of
 from fedglad.config.presets import shortened
+from fedglad.config.schema import parse_value
 from fedglad.records import ACCURACY, Score
 from fedglad.runs.line import clean, number
 from fedglad.runs.reader import CHANGED, Lines, Run, RunError, objects, run_folders, skipped_of
 from fedglad.runs.scores import Number, score_of
-from fedglad.runs.summary import disagreement, figures
+from fedglad.runs.summary import best_round, disagreement, figures
 from fedglad.runs.twins import KINDS, kind_of, made_of
 
 OF_AVERAGE = " · averaged"
+HEADS = ("n", "mean", "std", "final", "best", "difference")
+"""Words at the head of a table's columns, beside the metric."""
+
+BY_VALIDATION = {"test": "validation", "averaged": "averaged_validation"}
+"""By which readout the best round of another is chosen, where there is a validation set."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,8 @@ class Entry:
 
     `curves` are its numbers by round, None without any rounds, and `score` is that of its task.
     `reached` says by readout when it reached the target, if one was asked for: None if it never
-    did; a readout is not in it where that is not known.
+    did; a readout is not in it where that is not known. `best` has by readout the score in the best
+    round, by what chooses that round (another readout, or itself), and `tests` is their number.
     `control` is the entry of control.json that makes it a control: its settings are those of its
     rule then, with CONTROL among them.
     """
@@ -53,6 +62,8 @@ class Entry:
     control: Mapping[str, Any] | None = None
     score: Score = ACCURACY
     reached: Mapping[str, Reached | None] = field(default_factory=dict[str, Reached | None])
+    best: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+    tests: int | None = None
 
     @property
     def kind(self) -> str:
@@ -112,13 +123,30 @@ class ToTarget:
 
 
 @dataclass(frozen=True)
+class Best:
+    """The score in each run's best round, and on which data that round was chosen.
+
+    `by` is one of `fedglad.records.READOUTS`: where it is the readout of the score itself, the best
+    of many numbers is taken for the result, which flatters.
+    """
+
+    mean: float
+    values: list[float]
+    by: str
+
+
+@dataclass(frozen=True)
 class OfClients:
-    """The scores of single clients when they were tested last, each the mean over the runs."""
+    """The scores of single clients when they were tested last, each the mean over the runs.
+
+    `personal` says that they were tested with models of their own, and not with the server's.
+    """
 
     score: Score
     mean: float
     worst_decile: float
     std: float
+    personal: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,6 +159,7 @@ class Group:
     an average of their models have a second group for it, with the label of the first in
     `averaged_of`; its difference to the newest models of the same runs is in `over_newest`.
     `to_target` is there if a target was asked for, and `clients` if every run tested its clients.
+    `block` is the label of the block that it is in, empty if there is but one.
     """
 
     label: str
@@ -153,6 +182,8 @@ class Group:
     over_controls: dict[str, Difference] | None = None
     to_target: ToTarget | None = None
     clients: OfClients | None = None
+    best: Best | None = None
+    block: str = ""
 
 
 @dataclass(frozen=True)
@@ -161,7 +192,11 @@ class Comparison:
 
     `score` says of which metric the number `metric` of summary.json is, and whether more of it is
     better; `tested` is the metric that curves, stability and the target are of, and `final` names
-    the number that `final_mean` is of.
+    the number that `final_mean` is of. `tests` is of how many tests the least and the most mean
+    over the last ten is, where that is known.
+
+    Runs on several data sets, models or ways of sampling are in `blocks`, {label: settings}: the
+    groups come block by block, with the label of a method, and the baseline is in each.
 
     >>> import pathlib, tempfile
     >>> from fedglad.config import load
@@ -179,10 +214,59 @@ class Comparison:
     tested: Score | None = ACCURACY
     final: str = "final_accuracy"
     target: float | None = None
+    blocks: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    tests: tuple[int, int] | None = None
+    alias: dict[str, str] = field(default_factory=dict[str, str])
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON types."""
         return asdict(self)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each group: its settings, and its numbers as they are, a share from 0 to 1.
+
+        `block` and `label` come first, then the keys in which blocks and groups differ; `low` and
+        `high` are the ends of the difference's interval, and `best_by` says what chose the round.
+        """
+        return [self._row(group) for group in self.groups]
+
+    def _row(self, group: Group) -> dict[str, Any]:
+        numbers = {
+            "n": len(group.values),
+            "metric": self.metric,
+            "mean": group.mean,
+            "std": group.std,
+            "final": group.final_mean,
+            "best": group.best.mean if group.best else None,
+            "best_by": group.best.by if group.best else None,
+        }
+        if self.target is not None:
+            its = group.to_target
+            numbers |= {
+                "rounds_to_target": its.rounds if its else None,
+                "bytes_to_target": its.bytes if its else None,
+                "reached": its.reached if its else None,
+            }
+        difference = group.difference
+        low, high = (difference and difference.interval) or (None, None)
+        return {
+            **({"block": group.block} if self.blocks else {}),
+            "label": group.label,
+            **self.blocks.get(group.block, {}),
+            **group.config,
+            **numbers,
+            "difference": difference.mean if difference else None,
+            "low": low,
+            "high": high,
+        }
+
+    def frame(self) -> Any:
+        """The rows as a data frame of pandas, which has to be installed for it."""
+        try:
+            pandas = import_module("pandas")
+        except ModuleNotFoundError:
+            raise CompareError("a data frame needs pandas: pip install pandas") from None
+        return pandas.DataFrame(self.rows())
 
 
 def compare(
@@ -191,16 +275,25 @@ def compare(
     metric: str | None = None,
     baseline: str | None = None,
     target: float | str | None = None,
+    where: Mapping[str, Any] | None = None,
+    by: Sequence[str] | None = None,
+    alias: Mapping[str, str] | None = None,
+    averaged: bool = True,
 ) -> Comparison:
     """Compares finished runs, given as run folders or as folders of run folders.
 
     The metric is a number of summary.json, by default the mean of the task's score over the last
     ten tests. With a `target`, a score in its own unit (of a share also "80%"), groups say how many
-    rounds and bytes their runs took to it.
+    rounds and bytes their runs took to it. `where` takes only the runs whose settings have these
+    values, one for a key or a list, and `alias` gives labels, or words in them, other names.
+
+    Runs that differ in what is in [data], [task], [model] or [sampler] are in different blocks, if
+    at least two methods are in two blocks or more each: every block has its baseline. `by` names
+    the keys or sections that make blocks instead; none of them: all runs are in one.
 
     Groups come in the order in which they are met, each followed by the average of its models, if
-    its runs kept one. The baseline is the one whose label is, or has as a part, `baseline`; by
-    default the first with adapter.name=none, else the first.
+    its runs kept one, unless `averaged` is false. The baseline is the one whose label is, or has as
+    a part, `baseline`; by default the first with adapter.name=none, else the first.
 
     >>> import pathlib, tempfile
     >>> from fedglad.config import load
@@ -213,57 +306,77 @@ def compare(
     """
     try:
         folders = run_folders(map(Path, paths), files=("config.toml",))
-        entries, notes = _read(folders, metric, target)
+        entries, notes = _read(folders, metric, target, where or {})
     except (RunError, OSError) as error:
         raise CompareError(str(error)) from None
     chosen = _chosen_number(entries, metric)
     if target is not None and chosen.tested is None:
         raise CompareError("the runs have different scores: a target needs one that all have")
-    grouping = group([(entry.settings, entry.seed) for entry in entries], baseline)
+    grouping = group([(entry.settings, entry.seed) for entry in entries])
+    keys = [by] if isinstance(by, str) else by
+    made = blocks_of(grouping, by=keys, baseline=baseline, alias=alias)
     for first, again in grouping.twice:
         notes.append(
             f"{entries[again].folder} is left out: the same configuration as "
             f"{entries[first].folder}"
         )
-    labels, base = grouping.labels, grouping.base
+    notes += made.notes
     parts = [{seed: entries[k] for seed, k in part.items()} for part in grouping.parts]
     settings = [next(iter(part.values())).settings for part in parts]
     groups: list[Group] = []
-    lengths: dict[Any, None] = {}
-    for k in grouping.order:
-        reason = grouping.unpaired(k)
-        if reason:
-            notes.append(f"{labels[k]} is not paired with {labels[base]}: {reason}")
-        paired = {} if k == base or reason else parts[base]
-        one = _group(labels[k], grouping.configs[k], parts[k], paired, chosen)
-        mean = _averaged(one, parts[k], parts[base] if paired or k == base else {}, chosen)
-        twins = _twins(grouping, parts, k)
-        # Of some controls only one row is shown.
-        rows = KINDS[one.control].rows if one.control and mean and k != base else (False, True)
-        for row, averaged in ((one, False), (mean, True)):
-            if row and averaged in rows:
-                groups.append(_over_controls(row, parts[k], twins, chosen, averaged=averaged))
-        notes += _chosen(labels[k], parts[k])
-        lengths |= {settings[k].get("rounds"): None} if k == base or paired else {}
-    if len(lengths) > 1:
-        of_base, *others = map(str, lengths)
-        notes.append(
-            f"the baseline has {of_base} rounds, what is compared with it {', '.join(others)}"
-        )
+    names: list[str] = []
+    for block in made.blocks:
+        labels, base = block.labels, block.base
+        whose = f"{block.label}: " if block.label else ""
+        lengths: dict[Any, None] = {}
+        for k in block.order:
+            names.append(f"{whose}{labels[k]}")
+            reason = "" if base is None else grouping.unpaired(k, base)
+            if reason and base is not None:
+                notes.append(f"{names[-1]} is not paired with {labels[base]}: {reason}")
+            cell, of_base = parts[k], {} if base is None or reason else parts[base]
+            paired = {} if k == base else of_base
+            one = _group(labels[k], block.configs[k], cell, paired, chosen)
+            one = replace(one, block=block.label)
+            mean = _averaged(one, cell, of_base, chosen) if averaged else None
+            twins = _twins(grouping, labels, parts, k)
+            # Of some controls only one row is shown.
+            rows = KINDS[one.control].rows if one.control and mean and k != base else (False, True)
+            for row, of_average in ((one, False), (mean, True)):
+                if row and of_average in rows:
+                    row = _over_controls(row, cell, twins, chosen, averaged=of_average)
+                    groups.append(row)
+            notes += _chosen(names[-1], cell)
+            if k == base or paired:
+                lengths |= {settings[k].get("rounds"): None}
+        if len(lengths) > 1:
+            first, *others = map(str, lengths)
+            notes.append(
+                f"{whose}the baseline has {first} rounds, what is compared with it "
+                f"{', '.join(others)}"
+            )
+    order = sorted(zip((k for block in made.blocks for k in block.order), names, strict=True))
     short = list(map(shortened, settings))
     if short[0] and len(set(short)) == 1:
         notes.append(f"all runs are shortened: {short[0]}")
     else:
-        notes += [f"{labels[k]} is shortened: {fewer}" for k, fewer in enumerate(short) if fewer]
+        notes += [f"{name} is shortened: {short[k]}" for k, name in order if short[k]]
+    if alias:
+        check_aliases(alias, [*made.plain, chosen.name, *HEADS])
+    several = {block.label: block.settings for block in made.blocks} if made.several else {}
+    tests = [entry.tests for entry in entries if entry.tests and chosen.name.startswith("last10_")]
     return Comparison(
         chosen.name,
-        labels[base],
+        made.baseline,
         groups,
         notes,
         score=chosen.score,
         tested=chosen.tested,
         final=chosen.final,
         target=None if target is None or not chosen.tested else target_of(target, chosen.tested),
+        blocks=several,
+        tests=(min(tests), max(tests)) if tests else None,
+        alias=dict(alias or {}),
     )
 
 
@@ -273,7 +386,7 @@ class _Chosen:
 
     `averaged` is the same of the average of their models, `final` that of the last test; both are
     empty where there is none. `tested` is the metric whose curves are shown, None if runs have
-    different ones.
+    different ones. `best_by` has for each readout what chooses its best round in all runs.
     """
 
     name: str
@@ -281,6 +394,7 @@ class _Chosen:
     tested: Score | None
     averaged: str
     final: str
+    best_by: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def readout(self) -> str:
@@ -298,6 +412,16 @@ class _Chosen:
 
 def _chosen_number(entries: Sequence[Entry], metric: str | None) -> _Chosen:
     """What is asked for; else what the runs' one score says."""
+    chosen = _named_number(entries, metric)
+    best_by: dict[str, str] = {}
+    for readout in {readout for entry in entries for readout in entry.best}:
+        found = [entry.best[readout] for entry in entries if readout in entry.best]
+        held_out = BY_VALIDATION.get(readout, "")
+        best_by[readout] = held_out if all(held_out in one for one in found) else readout
+    return replace(chosen, best_by=best_by)
+
+
+def _named_number(entries: Sequence[Entry], metric: str | None) -> _Chosen:
     scores: dict[Score, Path] = {}
     for entry in entries:
         scores.setdefault(entry.score, entry.folder)
@@ -319,14 +443,20 @@ def _chosen_number(entries: Sequence[Entry], metric: str | None) -> _Chosen:
 
 
 def _read(
-    folders: Iterable[Path], metric: str | None, target: float | str | None
+    folders: Iterable[Path],
+    metric: str | None,
+    target: float | str | None,
+    where: Mapping[str, Any],
 ) -> tuple[list[Entry], list[str]]:
-    """The finished runs, and a note for each of the others."""
+    """The finished runs that are asked for, and a note for each that is not finished."""
     entries, notes, tried = list[Entry](), list[str](), 0
+    wanted = _Where(where)
     for run in map(Run, folders):
         config, summary = run.config, run.summary
         if config is None:
             raise CompareError(f"{run.folder}/config.toml cannot be read: it leads nowhere")
+        if where and not wanted.takes(settings_of(config, summary)):
+            continue
         if summary is None:
             rounds = f"{len(run.rounds())} of {config.get('rounds', '?')} rounds"
             notes.append(f"{run.folder} is left out: unfinished, {rounds}")
@@ -336,8 +466,10 @@ def _read(
         summary, doubts = _believed(run, config, summary, lines)
         notes += [f"{run.folder}: {doubt}" for doubt in doubts]
         curves, score = None, score_of(records, summary)
+        best, tests = dict[str, dict[str, float]](), None
         if records and not lines.damage:  # whole records of many runs would fill the memory
             curves = _curves(records, score, metric)
+            best, tests = _best_rounds(records, score, metric)
         reached = dict[str, Reached | None]()
         if target is not None:
             reached, doubt = _reached(lines, summary, score, metric, target)
@@ -348,7 +480,7 @@ def _read(
         for control in [*([None] if itself else []), *shown]:
             settings = settings_of(config, summary, control)
             seed = pop_seed(settings)
-            known = (summary, curves, control, score, reached)
+            known = (summary, curves, control, score, reached, best, tests)
             entries.append(Entry(run.folder, settings, seed, *known))
         if not itself and not shown:
             tried += 1
@@ -357,9 +489,66 @@ def _read(
             notes.append(f"{run.folder}: {skipped}")
     if tried:
         notes.append(f"{tried} of the runs are left out: constants that were tried, not chosen")
+    wanted.check()
     if not entries:
-        raise CompareError("; ".join(["there is no finished run to compare", *notes]))
+        wish = f" with {label_of(where)}" if where else ""
+        raise CompareError("; ".join([f"there is no finished run to compare{wish}", *notes]))
     return entries, notes
+
+
+class _Where:
+    """Takes runs whose settings have certain values; and knows which keys and values there are."""
+
+    def __init__(self, wanted: Mapping[str, Any]) -> None:
+        self.wanted = {
+            key: list(cast("list[Any]", value)) if isinstance(value, list | tuple) else [value]
+            for key, value in wanted.items()
+        }
+        self.seen: dict[str, dict[str, None]] = {}
+
+    def takes(self, settings: Settings) -> bool:
+        """Whether a run is among those that are asked for."""
+        for key, value in settings.items():
+            self.seen.setdefault(key, {})[shown(value)] = None
+        return all(
+            key in settings and any(_alike(settings[key], value) for value in values)
+            for key, values in self.wanted.items()
+        )
+
+    def check(self) -> None:
+        """Raises CompareError for a key or a value that no run has."""
+        for key, values in self.wanted.items():
+            if key not in self.seen:
+                close = nearest(key, self.seen)
+                raise CompareError(f"where {key!r}: no run has that key{close}")
+            for value in values:
+                if not any(_alike(parse_value(one), value) or one == shown(value)
+                           for one in self.seen[key]):  # fmt: skip
+                    raise CompareError(
+                        f"where {label_of({key: value})}: no run has that value, they have "
+                        f"{', '.join(self.seen[key])}"
+                    )
+
+
+def _alike(mine: Any, theirs: Any) -> bool:
+    """Whether a setting has a value, as it is or as it is written."""
+    return mine == theirs or shown(mine) == shown(theirs)
+
+
+def _best_rounds(
+    records: Sequence[Mapping[str, Any]], score: Score, metric: str | None
+) -> tuple[dict[str, dict[str, float]], int]:
+    """The score in the best round, by readout and by what chooses the round; how many tests."""
+    asked = Number.named(metric or "") or Number("last10", "test", score.name)
+    score = score.of(asked.metric)
+    best: dict[str, dict[str, float]] = {}
+    for one in filter(None, (asked, asked.averaged)):
+        for by in filter(None, (one.readout, BY_VALIDATION.get(one.readout))):
+            place = best_round(records, replace(one, readout=by).field, score)
+            value = None if place is None else number(records[place].get(one.field))
+            if value is not None:
+                best.setdefault(one.readout, {})[by] = value
+    return best, sum(number(record.get(asked.field)) is not None for record in records)
 
 
 def _curves(
@@ -440,6 +629,7 @@ def _group(name: str, config: dict[str, Any], cell: Cell, base: Cell, chosen: _C
         **_numbers(cell, base, chosen, chosen, {"score": "", "gsi": "gsi"}),
         to_target=_to_target(cell, chosen.readout),
         clients=_of_clients(cell, ""),
+        best=_best(cell, chosen.readout, chosen),
     )
 
 
@@ -456,6 +646,7 @@ def _averaged(newest: Group, cell: Cell, base: Cell, chosen: _Chosen) -> Group |
         **_numbers(cell, base, chosen, theirs, {"averaged": ""}),
         to_target=_to_target(cell, theirs.readout),
         clients=_of_clients(cell, "averaged_"),
+        best=_best(cell, theirs.readout, chosen),
     )
 
 
@@ -476,6 +667,13 @@ def _to_target(cell: Cell, readout: str) -> ToTarget | None:
     )
 
 
+def _best(cell: Cell, readout: str, chosen: _Chosen) -> Best | None:
+    """None unless every run has it."""
+    by = chosen.best_by.get(readout, "")
+    values = [one.best[readout][by] for one in cell.values() if by in one.best.get(readout, {})]
+    return Best(fmean(values), values, by) if by and len(values) == len(cell) else None
+
+
 def _of_clients(cell: Cell, which: str) -> OfClients | None:
     """None unless every run has them, and of one score."""
     scores = {entry.score for entry in cell.values()}
@@ -484,7 +682,8 @@ def _of_clients(cell: Cell, which: str) -> OfClients | None:
     if not there or len(scores) > 1:
         return None
     over = {name: fmean(e.value(key) for e in cell.values()) for name, key in names.items()}
-    return OfClients(scores.pop(), **over)
+    personal = all("last_client_model" in entry.summary for entry in cell.values())
+    return OfClients(scores.pop(), **over, personal=personal)
 
 
 def _numbers(
@@ -513,14 +712,16 @@ def _numbers(
     return numbers
 
 
-def _twins(grouping: Grouping, parts: Sequence[Cell], k: int) -> dict[str, Cell]:
+def _twins(
+    grouping: Grouping, labels: Mapping[int, str], parts: Sequence[Cell], k: int
+) -> dict[str, Cell]:
     """The controls of a group's rule that met the same data and cohorts, by their labels."""
     firsts = [next(iter(part.values())) for part in parts]
     rule = firsts[k].settings
     paired = [j for j, one in enumerate(firsts) if one.kind and not grouping.unpaired(k, j)]
     there = [j for j in paired if is_control_of(firsts[j].settings, firsts[j].kind, rule)]
     there.sort(key=lambda j: [*KINDS].index(firsts[j].kind))
-    return {grouping.labels[j]: parts[j] for j in there}
+    return {labels[j]: parts[j] for j in there if j in labels}
 
 
 def _over_controls(

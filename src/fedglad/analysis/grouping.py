@@ -4,9 +4,10 @@ Repetitions differ in SEEDS; all other keys distinguish groups, but those of exa
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from fedglad.config.keys import SEEDS, flat, label
 from fedglad.config.schema import FORMAT, ConfigError, find, younger
@@ -101,10 +102,25 @@ def group(
         clean(unknown(k) if config is None else only or name)
         for k, config, name in zip(firsts, settings, labels_of(configs), strict=True)
     ]
+    labels = _told_apart(labels)
     base = place(labels, configs, baseline) if baseline else usual_baseline(settings)
     return Grouping(
         parts=parts, settings=settings, configs=configs, labels=labels, base=base, twice=twice
     )
+
+
+def _told_apart(labels: Sequence[str]) -> list[str]:
+    """Labels that were cut to the same text get a number.
+
+    >>> _told_apart(["a…", "b", "a…"])
+    ['a… (1)', 'b', 'a… (2)']
+    """
+    seen = Counter[str]()
+    made: list[str] = []
+    for name in labels:
+        seen[name] += 1
+        made.append(f"{name} ({seen[name]})" if labels.count(name) > 1 else name)
+    return made
 
 
 def settings_of(
@@ -123,6 +139,8 @@ def settings_of(
     tree = {**younger(), **config}
     if isinstance(data := config.get("data"), Mapping):
         tree["data"] = {"validation": 0.0, **data}
+    if summary is not None and isinstance(code := summary.get("code"), Mapping):
+        tree |= _with_code(tree, cast(Mapping[str, Any], code))
     tree |= {"engine": _engine(config.get("engine")), "format": made}
     if control is None:
         return flat(tree)
@@ -130,6 +148,20 @@ def settings_of(
     shared = {key: v for key, v in flat(tree).items() if not replaces(kind, key)}
     rule = flat({"adapter": control["adapter"]}) if kind == "mean" else {}
     return {**shared, **rule, CONTROL: words_of(control)}
+
+
+def _with_code(tree: Mapping[str, Any], code: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections that name own code, with a key `code` of what it was: an edited method is
+    another one."""
+    sections = {key.partition(".")[0]: text for key, text in code.items()}
+    return {
+        name: {
+            **cast(Mapping[str, Any], tree[name]),
+            "code": "+".join(part[:8] for part in str(text).split("+")),
+        }
+        for name, text in sections.items()
+        if isinstance(tree.get(name), Mapping)
+    }
 
 
 def is_control_of(control: Settings, kind: str, rule: Settings) -> bool:
@@ -171,7 +203,7 @@ def differing(groups: Sequence[Settings | None]) -> list[dict[str, Any]]:
     result: list[dict[str, Any]] = []
     for settings in (one or {} for one in groups):
         kept: dict[str, Any] = {}
-        for key in sorted(settings, key=lambda key: (key[-5:] != ".name", key.partition(".")[0])):
+        for key in in_order(settings):
             name = f"{key.partition('.')[0]}.name"
             # A control lacks what it has otherwise than its rule: that distinguishes nobody else.
             having = [s for s in known if key in s or CONTROL not in s]
@@ -180,6 +212,11 @@ def differing(groups: Sequence[Settings | None]) -> list[dict[str, Any]]:
                 kept[key] = settings[key]
         result.append(kept)
     return result
+
+
+def in_order(settings: Settings) -> list[str]:
+    """The keys as a label has them: the classes' names first, then section by section."""
+    return sorted(settings, key=lambda key: (key[-5:] != ".name", key.partition(".")[0]))
 
 
 def labels_of(configs: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -25,6 +25,7 @@ from fedglad.analysis.recording import (
     section,
 )
 from fedglad.config.schema import REGISTRIES, Config, ConfigError, find
+from fedglad.core.given import KEY as FROM_PYTHON
 from fedglad.core.user_code import is_own
 from fedglad.records import Round
 
@@ -202,6 +203,11 @@ def rule(
     if config is None and "name" not in given:
         raise ConfigError("without config.toml the run's rule is not known: --set adapter.name=...")
     chosen = str(given.get("name", name))
+    if FROM_PYTHON in given:
+        raise ConfigError(
+            "the run's rule was an object that was given from Python, which no file holds: name "
+            "one, --set adapter.name=..."
+        )
     if is_own(chosen) and chosen not in (overrides.get("adapter.name"), *trusted):
         raise ConfigError(
             f"the run's rule is somebody's own code, adapter.name = {chosen!r}, and reading a run "

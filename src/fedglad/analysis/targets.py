@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from fedglad.records import Score
 
@@ -58,26 +58,40 @@ def rounds_to(
 ) -> Reached | None:
     """When the records of a run first reach a target; None if they never do.
 
-    `which` is one of `fedglad.records.READOUTS`. `update_bytes` is that of the run's summary: what
-    one client receives (`down`) and sends (`up`) in a round. Everybody in a cohort is sent the
-    model; what was rejected has been sent all the same, unless the client had neither a loss nor
-    an update.
+    `which` is one of `fedglad.records.READOUTS`. The bytes are those that the records have. For
+    records of before `update_bytes` is that of the run's summary: what one client receives (`down`)
+    and sends (`up`) in a round. Everybody in a cohort is sent the model; what was rejected has been
+    sent all the same, unless the client had neither a loss nor an update.
 
     >>> records = [{"clients": [{"id": 4}, {"id": 7}], "test_accuracy": a} for a in (0.5, 0.75)]
     >>> rounds_to(records, Score(), 0.7, update_bytes={"down": 100, "up": 10})
     Reached(round=2, score=0.75, sent=400, received=40)
     """
-    down = up = 0
+    sent: int | None = 0
+    received: int | None = 0
     for t, record in enumerate(records):
-        clients = record.get("clients", [])
-        down += len(clients)
-        up += sum(map(_arrived, clients))
+        bytes = _bytes(record, update_bytes)
+        sent = None if sent is None or bytes is None else sent + bytes[0]
+        received = None if received is None or bytes is None else received + bytes[1]
         value = record.get(f"{which}_{score.name}")
         if value is not None and (value == target or score.better(value, target)):
-            if update_bytes is None:
-                return Reached(t + 1, value)
-            return Reached(t + 1, value, down * update_bytes["down"], up * update_bytes["up"])
+            return Reached(t + 1, value, sent, received)
     return None
+
+
+def _bytes(
+    record: Mapping[str, Any], update_bytes: Mapping[str, int] | None
+) -> tuple[int, int] | None:
+    """What the server sent and received in a round; None if that is not known."""
+    there: Any = record.get("bytes")
+    if isinstance(there, Mapping):
+        down, up = (cast("Mapping[str, Any]", there).get(name) for name in ("down", "up"))
+        if type(down) is int and type(up) is int and min(down, up) >= 0:
+            return down, up
+    if update_bytes is None:
+        return None
+    clients = record.get("clients", [])
+    return len(clients) * update_bytes["down"], sum(map(_arrived, clients)) * update_bytes["up"]
 
 
 def _arrived(client: Mapping[str, Any]) -> bool:

@@ -10,7 +10,7 @@ import typer
 
 VERBS = (
     *("run", "config", "list", "sweep", "tune", "compare", "report", "watch", "replay", "track"),
-    *("check", "export"),
+    *("check", "export", "evaluate", "prune"),
 )
 GROUPS = ("data", "paper", "study", "flower")
 

@@ -9,6 +9,7 @@ from typing import Any
 import typer
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeRemainingColumn
 
+from fedglad import privacy as private
 from fedglad.cli.console import complain, console, escape, say
 from fedglad.records import ACCURACY, Record, Round, Score
 from fedglad.runs.control import Controls
@@ -184,6 +185,10 @@ def validation(summary: Mapping[str, Any], score: Score = ACCURACY) -> str:
     return f"validation {last10}, best {score.text(summary[best.name], 2)} after round {place + 1}"
 
 
+OWN_MODELS = "clients' own models"
+"""What is tested of clients that have parameters or models of their own."""
+
+
 def single_clients(summary: Mapping[str, Any], score: Score = ACCURACY) -> str:
     """The clients' own scores when they were tested last, of the average too; or empty.
 
@@ -191,7 +196,8 @@ def single_clients(summary: Mapping[str, Any], score: Score = ACCURACY) -> str:
     'clients 71.20 % (worst tenth 40.10 %)'
     """
     parts: list[str] = []
-    for which, word in (("", "clients"), ("averaged_", "averaged")):
+    whose = OWN_MODELS if summary.get("last_client_model") else "clients"
+    for which, word in (("", whose), ("averaged_", "averaged")):
         names = (f"last_{which}client_{name}" for name in ("mean", "worst_decile"))
         mean, worst = map(summary.get, names)
         parts += [] if mean is None else [_own(mean, worst, score, 2, word)]
@@ -223,11 +229,14 @@ def round_line(done: Round, rounds: int) -> str:
         parts.append(tested + ("" if loss is None else f"  loss {loss:.3f}"))
     if done.client_scores:
         own = done.client_scores.to_dict()
-        parts.append(_own(own["mean"], own["worst_decile"], done.score))
+        word = OWN_MODELS if "model" in own else "clients"
+        parts.append(_own(own["mean"], own["worst_decile"], done.score, word=word))
     if record.gsi_all is not None:
         parts.append(f"GSI {record.gsi_all:.2f}")
     if record.baseline:
         parts.append(f"clipped {clipped(record)}/{len(record.scale)}")
+    if record.epsilon is not None:
+        parts.append(f"ε {private.text(record.epsilon)}")
     if record.rejected:
         parts.append(f"{len(record.rejected)} rejected")
     if not record.stepped:
@@ -235,8 +244,16 @@ def round_line(done: Round, rounds: int) -> str:
     rate = len(done.cohort) / max(done.seconds.get("train", 0), 1e-9)
     mark = f"  [yellow]! {done.alarm}[/]" if done.alarm else ""  # where no narrow terminal cuts it
     return f"round {done.t + 1}/{rounds}{mark}  " + escape(
-        "  ".join([*parts, f"{rate:.{0 if rate >= 10 else 1}f} clients/s"])
+        "  ".join([*parts, f"{_rate(rate)} clients/s"])
     )
+
+
+def _rate(rate: float) -> str:
+    """
+    >>> _rate(123.4), _rate(2.34), _rate(0.0456)
+    ('123', '2.3', '0.046')
+    """
+    return f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}" if rate >= 1 else f"{rate:.2g}"
 
 
 def _tested(done: Round) -> str:

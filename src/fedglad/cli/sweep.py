@@ -1,5 +1,6 @@
 """`fedglad sweep`: every combination of some grids, and their comparison."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,9 +8,12 @@ import typer
 
 from fedglad.cli.console import console, error, mistakes, print_json, warn
 from fedglad.cli.options import (
+    AcceptOld,
     AsJson,
     Grids,
     Jobs,
+    KeepState,
+    Quiet,
     RunsOut,
     Settings,
     Source,
@@ -43,7 +47,10 @@ def sweep(
         str, typer.Option(help="With --control: among which the constant is chosen.")
     ] = "0.4,0.6,0.8,1.0,1.25,1.5,2.0",
     out: RunsOut = Path("runs"),
+    accept_old: AcceptOld = False,
+    keep_state: KeepState = None,
     trust_code: TrustCode = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Run every combination of the grids that is missing, and compare them."""
@@ -52,27 +59,34 @@ def sweep(
     from fedglad.runs import sweeping
     from fedglad.runs.control import AVERAGE, Controls, has_control
     from fedglad.runs.folder import make_folder
+    from fedglad.runs.own_code import said_of_all
 
     with mistakes(stopped=STOPPED):
         grids, settings = grid or [], given(set_)
-        tasks = sweeping.tasks(source, grids, settings, out, trust_code=trust_code)
+        tasks_of = partial(
+            sweeping.tasks,
+            trust_code=trust_code,
+            accept_old=accept_old,
+            keep_state=keep_state,
+        )
+        tasks = tasks_of(source, grids, settings, out)
         controls = None
         if control and any(map(has_control, tasks)):
-            tasks = sweeping.tasks(
-                source, grids, settings, out, trust_code=trust_code, defaults=AVERAGE
-            )
+            tasks = tasks_of(source, grids, settings, out, defaults=AVERAGE)
             controls = Controls(tasks, _numbers(factors))
         for task in tasks:  # before they wait for each other
             fetch_for(task.config)
+        if beside := said_of_all((task.folder, task.config) for task in tasks):
+            warn(beside)
         make_folder(out)
         if control and not controls:
             warn("--control adds nothing: no run has an adaptive rule")
-        show = ShowSweep(tasks, quiet=as_json, controls=controls)
+        show = ShowSweep(tasks, quiet=as_json or quiet, controls=controls)
         then = controls.then if controls else None
         ends = follow(sweeping.sweep(tasks, jobs=cores(jobs), then=then), show)
     order = [task.folder for task in tasks]
     ends.sort(key=lambda event: _place(event.task, order))
-    _conclude(ends, as_json=as_json)
+    _conclude(ends, as_json=as_json, quiet=quiet)
 
 
 def _place(task: "Task", order: list[Path]) -> tuple[int, int]:
@@ -90,7 +104,7 @@ def _numbers(text: str) -> list[float]:
         raise ValueError(f"--factors {text!r}: write it as 0.5,1,2") from None
 
 
-def _conclude(ends: "list[Event]", *, as_json: bool) -> None:
+def _conclude(ends: "list[Event]", *, as_json: bool, quiet: bool) -> None:
     """The table of what is finished, what failed and why; exit code 1 if anything did."""
     from fedglad.analysis.comparison import compare
     from fedglad.cli.compare import show_comparison
@@ -106,7 +120,7 @@ def _conclude(ends: "list[Event]", *, as_json: bool) -> None:
     if as_json:
         rows = [_row(event) for event in ends]
         print_json({"runs": rows, "comparison": comparison.to_dict() if comparison else None})
-    elif comparison:
+    elif comparison and not quiet:
         console.print()
         show_comparison(comparison)
     for event in bad:

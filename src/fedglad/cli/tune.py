@@ -17,7 +17,17 @@ from fedglad.cli.console import (
     say,
     table,
 )
-from fedglad.cli.options import AsJson, Jobs, Settings, Source, TrustCode, cores, given, one_of
+from fedglad.cli.options import (
+    AsJson,
+    Jobs,
+    Quiet,
+    Settings,
+    Source,
+    TrustCode,
+    cores,
+    given,
+    one_of,
+)
 from fedglad.cli.sweep import STOPPED
 
 if TYPE_CHECKING:
@@ -52,6 +62,7 @@ def tune(
     jobs: Jobs = None,
     out: Annotated[Path, typer.Option(help="The folder of the runs' folders.")] = Path("runs/tune"),
     trust_code: TrustCode = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Choose settings by the first rounds: their training loss, or a validation set's score."""
@@ -71,7 +82,7 @@ def tune(
         chosen = search.first(trials)
         for task in chosen:
             fetch_for(task.config)
-        show = ShowSweep(chosen, quiet=as_json, result=partial(scored, metric=metric))
+        show = ShowSweep(chosen, quiet=as_json or quiet, result=partial(scored, metric=metric))
         ends = follow(tuning.tune(search, trials=trials, jobs=cores(jobs)), show)
         result = tuning.result(search, ends, metric=metric)
     if as_json:

@@ -8,7 +8,10 @@ import numpy as np
 
 from fedglad.clients.method import Local, Plain
 
-FIXED = ("optimizer", "lr", "batch_size", "epochs", "steps", "drop_last", "schedule", "warmup")
+FIXED = (
+    *("optimizer", "lr", "batch_size", "epochs", "steps", "drop_last", "schedule", "warmup"),
+    *("rounds_schedule", "personal"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """What a client does in a round, as settings: how it trains, and what a method changes of that.
 
-A method corrects each minibatch gradient; it is not a loop. `workbench.py` has the only loop.
+Most methods correct each minibatch gradient. Others have a loss of their own, compute the gradient
+elsewhere, or train in several passes of the loop, of which `workbench.py` has the only one.
 """
 
 from __future__ import annotations
@@ -8,15 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 
+from fedglad import schedules
 from fedglad.core.checks import check
 from fedglad.rng import stream
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
+
+    from fedglad.clients.local_model import LocalData, LocalModel
 
 Loss = Callable[["Tensor", "Tensor"], "Tensor"]
 Memory = dict[str, "Tensor"]
@@ -24,9 +29,36 @@ Pair = tuple[Memory, "Tensor | None"]
 """New memory or state, and what goes with it: what a client sends, or by how much θ is shifted."""
 Prepare = Callable[["Tensor", bool], "Tensor"]
 """The model's inputs of a batch as it is stored; the flag says whether it is for training."""
+Batch = tuple[Any, Any]
+"""Inputs and targets of a step, ready for the model."""
+Buffers = Mapping[str, "Tensor"]
 Local = Annotated[
     Literal["sgd", "sgdm", "adam", "adamw"], "sgd, sgdm, adam or adamw; new every round"
 ]
+
+
+PERSONAL = "personal/"
+"""Before a tensor's name in a client's memory, where it is one that stays with the client."""
+
+HOOKS = ("loss", "step", "train")
+"""What a class may put in the place of a part of the loop, beside `correct`."""
+
+
+class Trained(NamedTuple):
+    """How many steps a client took, and their mean loss.
+
+    >>> Trained(steps=10, loss=0.25).also(Trained(steps=30, loss=0.05))
+    Trained(steps=40, loss=0.1)
+    """
+
+    steps: int
+    loss: float
+
+    def also(self, other: Trained) -> Trained:
+        """Both together."""
+        steps = self.steps + other.steps
+        total = self.steps * self.loss + other.steps * other.loss
+        return Trained(steps, total / max(steps, 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +94,12 @@ class Plain:
         "constant"
     )
     warmup: Annotated[float, "share of the round's steps in which a linear rate rises"] = 0.0
+    personal: Annotated[
+        str, "names of parameters and buffers that stay with each client: 'head.*, *.norm?.*'"
+    ] = ""
+    rounds_schedule: Annotated[str, schedules.SCHEDULE] = "constant"
+    over: Annotated[int, schedules.OVER] = 0
+    drop: Annotated[float, schedules.DROP] = 0.1
 
     def __post_init__(self) -> None:
         check(
@@ -77,6 +115,7 @@ class Plain:
             clip_norm=(self.clip_norm >= 0, "0 (never) or more"),
             warmup=(0 <= self.warmup <= 1, "a share in [0, 1]"),
         )
+        schedules.require(self, "rounds_schedule")
 
     def wrong(self, name: str, why: str) -> ValueError:
         """The error for a setting that cannot be meant."""
@@ -84,7 +123,10 @@ class Plain:
 
     # Fields that are younger than some results, and their defaults, which a run's hash leaves out:
     # those results keep their names.
-    added: ClassVar[Mapping[str, Any]] = {"amsgrad": False, "shuffle": "epoch"}
+    added: ClassVar[Mapping[str, Any]] = {
+        **{"amsgrad": False, "shuffle": "epoch", "personal": ""},
+        **{"rounds_schedule": "constant", "over": 0, "drop": 0.1},
+    }
     # Whether a batch is all of the client's samples, whatever `batch_size` says.
     whole: ClassVar[bool] = False
     # Whether the server must take a weighted mean of the updates, with weights of sum 1.
@@ -93,8 +135,11 @@ class Plain:
     needs_plain_step: ClassVar[bool] = False
     # Fields that are not taken over from another method: its own defaults go with it.
     fixed: ClassVar[Collection[str]] = ()
-    # Names of the vectors a client keeps from one of its rounds to the next; zeros at first.
+    # Names of the vectors a client keeps from one of its rounds to the next; see `start`.
     remembers: ClassVar[tuple[str, ...]] = ()
+    # Those of them that are the client's own business: of a client whose update the server took
+    # in part, they are kept whole, where the others go the same part of their way.
+    uncut: ClassVar[tuple[str, ...]] = ()
     # Names of vectors beside those in `memory` for the time of a round; zeros at its start.
     scratch: ClassVar[tuple[str, ...]] = ()
     # Names of the vectors of the server half's state that are sent with θ; zeros at first.
@@ -110,6 +155,127 @@ class Plain:
         """The same for a population of so many clients, where a method counts them."""
         return self
 
+    def within(self, rounds: int) -> Self:
+        """The same for a run of so many rounds, in none of which the rate may be 0."""
+        if self.rounds_schedule == "constant":
+            return self
+        made = schedules.within(self, rounds, "rounds_schedule")
+        for t in range(rounds):
+            if not 0 < made.lr * schedules.factor(made, t, "rounds_schedule") < math.inf:
+                way_out = f"set over={rounds}, or 0, for the whole run"
+                raise made.wrong("over", f"clients would learn nothing in round {t}: {way_out}")
+        return made
+
+    def at_round(self, t: int) -> Self:
+        """The method as it is in round t, for one whose settings change: `replace(self, mu=…)`."""
+        return self
+
+    def of_round(self, t: int) -> Self:
+        """What the clients of round t are given: `at_round`, with that round's rate as its `lr`."""
+        made = self.at_round(t)
+        if made.rounds_schedule == "constant":
+            return made
+        lr = made.lr * schedules.factor(made, t, "rounds_schedule")
+        return replace(made, lr=lr, rounds_schedule="constant")
+
+    @property
+    def own_hooks(self) -> tuple[str, ...]:
+        """What of the local training is the class's own, beside `correct`; and "personal"."""
+        own = (name for name in HOOKS if getattr(type(self), name) is not getattr(Plain, name))
+        return *own, *(["personal"] if self.has_personal else [])
+
+    @property
+    def has_personal(self) -> bool:
+        """Whether some parameters or buffers stay with each client."""
+        return bool(self.personal)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether anything is kept with each client from one of its rounds to the next."""
+        return bool(self.remembers) or self.has_personal
+
+    def keeps_whole(self, name: str) -> bool:
+        """Whether a client keeps this of its memory whole, if its update was cut; see `uncut`."""
+        return name.startswith(PERSONAL) or name.partition("/")[0] in self.uncut
+
+    @property
+    def tests_own(self) -> bool:
+        """Whether each client is tested with a model of its own."""
+        return self.has_personal or type(self).personalised is not Plain.personalised
+
+    def personal_names(self, model: nn.Module) -> Collection[str]:
+        """The names of a model's parameters and buffers that stay with each client.
+
+        Those that match a pattern of `personal`, in which * is any text, ? one character. Raises
+        ValueError for a pattern that matches none.
+        """
+        names = list(dict(model.named_parameters(remove_duplicate=False))) + list(
+            dict(model.named_buffers(remove_duplicate=False))
+        )
+        found: set[str] = set()
+        for pattern in filter(None, map(str.strip, self.personal.split(","))):
+            if not (matching := {name for name in names if fnmatchcase(name, pattern)}):
+                raise ValueError(
+                    f"client.personal: {pattern!r} matches no parameter and no buffer of the "
+                    f"model; there are {', '.join(names[:6])}{', …' if names[6:] else ''}"
+                )
+            found |= matching
+        return found
+
+    def personalised(
+        self, theta: Tensor, buffers: Buffers, memory: Memory
+    ) -> tuple[Tensor, Buffers]:
+        """The model that a client is tested with, of the server's and what the client remembers.
+
+        The client's personal parameters are in θ already.
+        """
+        return theta, buffers
+
+    def start(self, theta: Tensor, zeros: Tensor) -> Memory:
+        """What a client remembers before its first round, in which it received θ: zeros."""
+        return dict.fromkeys(self.remembers, zeros)
+
+    def train(
+        self,
+        model: LocalModel,
+        data: LocalData,
+        theta: Tensor,
+        memory: Memory,
+        rng: np.random.Generator,
+        t: int,
+    ) -> Trained:
+        """The whole local training of round t: moves `model` from θ, and may put into `memory`.
+
+        By default one pass of the loop. It is `model.fit`, which goes as often as one likes, with
+        any method's settings; another loop may go over `data.batches`. What `memory` then has of
+        the names in `remembers`, and below them ("name/more"), is kept.
+        """
+        return model.fit(self, data, theta, memory, rng, t)
+
+    def step(
+        self,
+        gradient: Callable[[], Tensor],
+        model: LocalModel,
+        theta: Tensor,
+        memory: Memory,
+        t: int,
+    ) -> Tensor:
+        """The loss of a step, whose gradient it leaves in `model.grad`.
+
+        `gradient()` gives the loss of the batch at `model.w`, and puts its gradient into
+        `model.grad`. Then come `correct`, clipping and the local optimizer.
+        """
+        return gradient()
+
+    def loss(
+        self, model: LocalModel, batch: Batch, theta: Tensor, memory: Memory, t: int
+    ) -> Tensor:
+        """The loss of a batch that is differentiated: the task's, `model.loss(batch)`.
+
+        It may also ask for other models, `model.at(theta)`, and for features before the last layer.
+        """
+        return model.loss(batch)
+
     def correct(self, grad: Tensor, w: Tensor, theta: Tensor, memory: Memory, sent: Memory) -> None:
         """Changes a minibatch gradient in place, before clipping.
 
@@ -119,7 +285,8 @@ class Plain:
 
     def finish(self, delta: Tensor, steps: int, memory: Memory, sent: Memory) -> Pair:
         """The client's proposed new memory, and what it sends beside its update; as `correct`."""
-        return {name: memory[name] for name in self.remembers}, None
+        kept = self.remembers
+        return {n: v for n, v in memory.items() if n in kept or n.partition("/")[0] in kept}, None
 
     def settle(self, memory: Memory, state: Memory) -> Memory:
         """The memory of an accepted client, given the state of the server's half."""

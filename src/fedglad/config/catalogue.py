@@ -12,11 +12,13 @@ FAMILIES = {
     "task": "Tasks",
     "client": "Client methods",
     "sampler": "Samplers",
+    "transform": "Transforms of updates",
     "filter": "Filters and robust means",
     "weighting": "Weightings",
     "estimator": "Estimators",
     "guard": "Guards",
     "trust": "Trust in clients",
+    "privacy": "Differential privacy",
     "server": "Server optimizers",
     "adapter": "Adapters",
     "average": "Averages",
@@ -95,4 +97,4 @@ def _chapter(section: str, name: str) -> str:
 
 def _default(field: Any) -> str:
     value = field.default_factory() if field.default is MISSING else field.default
-    return "" if value is None else f"`{value}`"
+    return "" if value is None or value == "" else f"`{value}`"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import difflib
 import hashlib
+import inspect
 import json
 import math
 import re
@@ -17,6 +18,8 @@ import traceback
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from datetime import date, time
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_origin, get_type_hints
 
@@ -29,8 +32,10 @@ from fedglad import (
     filters,
     models,
     optimizers,
+    privacy,
     samplers,
     tasks,
+    transforms,
     trust,
     weights,
 )
@@ -39,8 +44,11 @@ from fedglad.config.keys import flat
 from fedglad.config.presets import PRESETS, Preset
 from fedglad.core import guard, user_code
 from fedglad.core.build import build, settings_of
+from fedglad.core.given import KEY as FROM_PYTHON
+from fedglad.core.given import Given
 from fedglad.data.validation import held_out, validation_of, with_validation
-from fedglad.server.compatibility import refuse
+from fedglad.models.weights import WEIGHTS, load_weights, with_weights
+from fedglad.server.compatibility import refuse, refuse_privacy
 from fedglad.simulation import engines
 from fedglad.tasks.classification import Classification
 
@@ -60,11 +68,13 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
     "model": models.REGISTRY,
     "client": clients.REGISTRY,
     "sampler": samplers.REGISTRY,
+    "transform": transforms.REGISTRY,
     "filter": filters.REGISTRY,
     "weighting": weights.REGISTRY,
     "estimator": estimators.REGISTRY,
     "guard": guard.REGISTRY,
     "trust": trust.REGISTRY,
+    "privacy": privacy.REGISTRY,
     "server": optimizers.REGISTRY,
     "adapter": adapters.REGISTRY,
     "average": averages.REGISTRY,
@@ -73,9 +83,11 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
 
 YOUNGER = {
     "task": Classification,
+    "transform": transforms.NoTransform,
     "estimator": estimators.NoEstimator,
     "guard": guard.NoGuard,
     "trust": trust.NoTrust,
+    "privacy": privacy.NoPrivacy,
     "average": averages.NoAverage,
 }
 """Sections that files of before do not have, and what their runs had in the place of it."""
@@ -84,11 +96,19 @@ YOUNGER_KEYS = {"eval_clients": 0, "eval_clients_every": 10, "stop_after": 0, "m
 """Keys outside of all sections that files of before do not have; with these values nothing is other
 than it was then, nor is a run's hash."""
 
-LISTS = {"server": "optimizers", "data": "datasets", "weighting": "weights"}
+LISTS = {
+    **{"server": "optimizers", "data": "datasets", "weighting": "weights"},
+    "privacy": "privacy",
+}
 """What a section's registry is called in `fedglad list`, where it is not its plural."""
 
 FACTORIES = {"model": "build", "data": "load_federation"}
 """Sections in which a user's class may be a plain function, and the method that it stands for."""
+
+OWN = ("data.partition", "client.rounds_schedule", "server.schedule")
+"""Keys beside those of the sections' classes that may name a user's class."""
+OF_ANY_DATA = {"seed": 0, "validation": 0.0}
+"""Keys that also a federation given from Python has: what its validation set is drawn by."""
 
 KEEP = ("client", "sampler", "engine")
 """Sections in which a field means the same in every class, and so outlives another `name`, unless
@@ -112,6 +132,14 @@ class ConfigError(ValueError):
 CONFIG_FILE = "config.toml"
 """The file's name in a run's folder, whose author may be anybody; files of other names are those
 that users write."""
+
+
+PLAIN = (str, int, float, list, tuple, type(None), date, time, Mapping, Given)
+"""What TOML has as a value or a section, and what stands for an object already."""
+
+GIVEN = """An object that was given from Python, which no file holds. The run goes on with the same
+one, given again: fedglad.run(…, {section}=…, out=…, resume=True)."""
+"""What config.toml says of it."""
 
 
 @dataclass(frozen=True)
@@ -177,11 +205,16 @@ class Config:
             for section, count in {"data": "clients", "sampler": "clients_per_round"}.items():
                 if hasattr(sections[section], count):
                     sections[section] = replace(sections[section], **{count: 1})
-        others = ("data", "task", "model", "guard", "trust", "engine")
-        parts = {name: part for name, part in sections.items() if name not in others}
+        others = ("data", "task", "model", "guard", "trust", "privacy", "engine")
+        parts = {name: _itself(part) for name, part in sections.items() if name not in others}
         try:
-            if not any(isinstance(part, Unloaded) for part in parts.values()):
-                refuse(**parts)
+            if not any(isinstance(part, Unloaded | None) for part in parts.values()):
+                refuse(**parts, engine=_itself(sections["engine"]))
+                if isinstance(sections["privacy"], privacy.Central):
+                    held_out = getattr(sections["data"], "validation", 0) or tree.get("stop_after")
+                    judges = {name: _itself(sections[name]) for name in ("guard", "trust")}
+                    others = {name: part for name, part in parts.items() if name != "average"}
+                    refuse_privacy(**others, **judges, validates=bool(held_out))
         except (ValueError, AttributeError) as error:
             lost = "a class of another kind: " if isinstance(error, AttributeError) else ""
             raise ConfigError(f"{lost}{error}") from None
@@ -195,13 +228,25 @@ class Config:
             tree[name] = {"name": _name_of(name, settings), **given}
         return tree
 
+    def to_tree(self) -> dict[str, Any]:
+        """The same with the objects that were given themselves: `Config.of` makes it again."""
+        given = {name: one for name, one in self.sections.items() if isinstance(one, Given)}
+        return {**self.to_dict(), **given}
+
     def own_names(self, *, loaded: bool = True) -> dict[str, str]:
         """The keys that name code outside of this library, of sections that are loaded or not."""
+        named = [(key, name, key.partition(".")[0]) for key, name in self._own_names()]
         return {
             key: name
-            for key, name in _own_names(self.to_dict()).items()
-            if isinstance(self.sections[key.partition(".")[0]], Unloaded) != loaded
+            for key, name, section in named
+            if isinstance(self.sections[section], Unloaded) != loaded
         }
+
+    def _own_names(self) -> list[tuple[str, str]]:
+        """Of all sections that are not an object, whose name says only what it was."""
+        given = {name for name, one in self.sections.items() if isinstance(one, Given)}
+        tree = {name: one for name, one in self.to_dict().items() if name not in given}
+        return [*_own_names(tree).items()]
 
     def to_toml(self) -> str:
         """The complete file, every field with its meaning."""
@@ -212,43 +257,53 @@ class Config:
             lines += ["", f"[{section}]", _line("name", tree[section]["name"], choices)]
             if isinstance(settings, Unloaded):
                 lines.append("# Code that was not loaded: the settings are as they were written.")
+            if isinstance(settings, Given):
+                lines += [f"# {line}" for line in GIVEN.format(section=section).splitlines()]
             texts = meanings(type(settings))
             for key, value in _values(settings).items():
                 line = _line(key, value, texts.get(key))
                 lines.append(line if value is not None else f"# {line}")
+            if section == "model" and "weights" not in _values(settings):
+                lines.append(f"# {_line('weights', None, WEIGHTS)}")
         return "\n".join(lines) + "\n"
 
     def plan(self, *, model: nn.Module | None = None, data: Any = None, task: Any = None) -> Parts:
         """What the configuration stands for; `model`, `data` and `task` take its own's place."""
-        import torch
-        from torch import nn
-
         from fedglad.config.trial import check
-        from fedglad.rng import stream
         from fedglad.simulation.simulation import Parts
         from fedglad.tasks.base import as_task
 
         self.require_loaded()
-        parts = self.sections
+        parts = {section: _itself(settings) for section, settings in self.sections.items()}
+        model = parts["model"] if model is None and self._is_made("model") else model
+        data = parts["data"] if data is None and self._is_made("data") else data
         name, settings = type(model).__name__, None
         if model is None:
             name, settings = _name_of("model", parts["model"]), parts["model"]
             if data is None:
                 agree(settings, parts["data"])
-            torch.manual_seed(int(stream(self.seed, "model").integers(2**63)))
-            model = _built("model", parts["model"], nn.Module)
+            model = self.build_model()
         assert model is not None
+        if known := getattr(parts["model"], "weights_checksum", ""):
+            model = copy.deepcopy(model)  # it may be the user's own
+            load_weights(model, parts["model"].weights, known)
         data = self.load_data() if data is None else data
         task = parts["task"] if task is None else as_task(task)
         loss = check(
             model, data, name, settings, task=task, batch_size=parts["client"].batch_size or 64
         )
-        seed, share = getattr(parts["data"], "seed", 0), getattr(parts["data"], "validation", 0.0)
+        split = _values(self.sections["data"])
+        seed, share = (split.get(name, none) for name, none in OF_ANY_DATA.items())
         data = held_out(data, share, seed if isinstance(seed, int) else 0)
         if self.stop_after and validation_of(data) is None:
             raise ConfigError(
                 f"stop_after = {self.stop_after} needs a validation set to look at: set "
                 "data.validation=0.1, or stop_after=0"
+            )
+        if self.stop_after and parts["client"].has_personal:
+            raise ConfigError(
+                f"stop_after = {self.stop_after} looks at the server's model, in which the "
+                f"clients' personal parameters stay as they began: set stop_after=0"
             )
         return Parts(
             rounds=self.rounds,
@@ -258,7 +313,7 @@ class Config:
             data=data,
             task=task,
             start_loss=loss,
-            client=parts["client"],
+            client=parts["client"].within(self.rounds),
             sampler=parts["sampler"],
             optimizer=parts["server"].within(self.rounds),
             adapter=parts["adapter"],
@@ -268,6 +323,8 @@ class Config:
             trust=parts["trust"] if isinstance(parts["trust"], trust.Trust) else None,
             estimator=_or_none(parts["estimator"], estimators.NoEstimator),
             average=_or_none(parts["average"], averages.NoAverage),
+            transform=_or_none(parts["transform"], transforms.NoTransform),
+            privacy=_or_none(parts["privacy"], privacy.NoPrivacy),
             engine=parts["engine"],
             arithmetic=getattr(settings, "arithmetic", 1),
             eval_clients=self.eval_clients,
@@ -276,10 +333,31 @@ class Config:
             max_seconds=self.max_seconds,
         )
 
+    def _is_made(self, section: str) -> bool:
+        """Whether the section was given as a model or a federation, and not as settings of one."""
+        thing = _itself(settings := self.sections[section])
+        return isinstance(settings, Given) and not _makes(section, thing)
+
     def load_data(self) -> Any:
         """The federation that the data section stands for."""
         self.require_loaded("data")
         return _built("data", self.sections["data"], object)
+
+    def build_model(self) -> nn.Module:
+        """The module that the model section stands for, as a run begins with it.
+
+        It is drawn by torch's generator, which is seeded for it. Of a module that was given it is
+        that module itself.
+        """
+        import torch
+        from torch import nn
+
+        from fedglad.rng import stream
+
+        self.require_loaded("model")
+        if not self._is_made("model"):
+            torch.manual_seed(int(stream(self.seed, "model").integers(2**63)))
+        return _built("model", self.sections["model"], nn.Module)
 
     def require_loaded(self, *sections: str) -> None:
         """Raises ConfigError if one of these sections, by default of all, was not loaded."""
@@ -288,6 +366,14 @@ class Config:
                 raise ConfigError(
                     f"{key} = {name!r} is code that a run's folder names, so it was not loaded. "
                     "If you trust it: --trust-code, or load(…, trust_code=True) in Python"
+                )
+        for section in sections or self.sections:
+            given = self.sections[section]
+            if isinstance(given, Given) and given.thing is None:
+                raise ConfigError(
+                    f"[{section}] was an object that was given from Python, {given.about}, which "
+                    "no file holds: go on from Python and give it again, "
+                    f"fedglad.run(…, {section}=…, out=…, resume=True)"
                 )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -312,20 +398,24 @@ class Config:
         The engine is a part of it only if its bits differ; trust, if a filter acts on it.
         """
         tree: dict[str, Any] = {"format": FORMAT, **self.to_dict()}
-        if getattr(self.sections["engine"], "exact", True):
+        if getattr(_itself(self.sections["engine"]), "exact", True):
             del tree["engine"]
         for section, none in YOUNGER.items():
             if self.sections.get(section) == none():
                 del tree[section]  # as it was before there was one
-        if not getattr(self.sections.get("filter"), "needs_trust", False):
+        if not getattr(_itself(self.sections.get("filter")), "needs_trust", False):
             tree.pop("trust", None)
         for name, default in YOUNGER_KEYS.items():
             if tree[name] == default:
                 del tree[name]
         for section, settings in self.sections.items():
+            if isinstance(settings, Given):
+                tree[section][FROM_PYTHON] = settings.fingerprint  # however it shows itself
             for name, default in getattr(settings, "added", {}).items():
                 if getattr(settings, name) == default:
                     tree[section].pop(name)
+            for name in getattr(settings, "places", ()):  # of what a checksum stands for
+                tree[section].pop(name, None)
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:10]
 
 
@@ -339,7 +429,8 @@ def load(
 
     A file may name code outside of this library, "package.module:Object". It is loaded, unless the
     file is the config.toml of a run's folder, which somebody else may have written: `trust_code`
-    loads all of it, none, or only these names. What `overrides` name is always loaded.
+    loads all of it, none, or only these names. What `overrides` name is always loaded. Among them
+    an object may stand where the name of a section does: {"adapter": Glad(gamma=0.1)}.
 
     >>> name, config = load("mnist", {"adapter.name": "none"})
     >>> name, config.rounds, config.sections["adapter"]
@@ -349,7 +440,7 @@ def load(
     ...
     fedglad.config.schema.ConfigError: unknown key 'server.rl': did you mean 'server.lr'?
     """
-    path = Path(source)
+    path, overrides = Path(source), _with_objects(overrides or {})
     if preset := PRESETS.get(str(source)):
         name, tree = str(source), copy.deepcopy(dict(preset.tree))
     elif path.suffix == ".toml":
@@ -359,6 +450,8 @@ def load(
             name, tree = path.stem, tomllib.loads(path.read_text("utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from None
+        if not tree and path.name == CONFIG_FILE:
+            raise ConfigError(f"{path} is empty, and says nothing of the run")
     else:
         raise ConfigError(
             f"unknown preset {str(source)!r}{_closest(str(source), list(PRESETS))}"
@@ -366,11 +459,11 @@ def load(
         )
     if trust_code is None:
         trust_code = preset is not None or path.name != CONFIG_FILE
-    trusted = None if trust_code is True else {*(trust_code or ()), *_texts(overrides or {})}
-    _override(tree, overrides or {}, trusted)
+    trusted = None if trust_code is True else {*(trust_code or ()), *_texts(overrides)}
+    _override(tree, overrides, trusted)
     if preset:
         _tuned(tree, preset)
-        _one_average(tree, overrides or {})
+        _one_average(tree, overrides)
     return name, Config.of(tree, trusted)
 
 
@@ -404,7 +497,7 @@ def _override(
     tree: dict[str, Any], overrides: Mapping[str, Any], trusted: Collection[str] | None
 ) -> None:
     """Sets dotted keys; names first, so that their order does not matter."""
-    for key in sorted(overrides, key=lambda key: not key.endswith(".name")):
+    for key in sorted(overrides, key=_order):
         value = overrides[key]
         section, _, rest = key.partition(".")
         if not rest:
@@ -416,6 +509,18 @@ def _override(
             close = _closest(section, list(REGISTRIES), after=f".{rest}")
             raise ConfigError(f"unknown key {key!r}{close}")
         settings = tree.setdefault(section, {})
+        if isinstance(settings, Given) and section == "data" and rest in OF_ANY_DATA:
+            if rest == "validation" and not (isinstance(value, int | float) and 0 <= value < 1):
+                raise ConfigError(f"{key} = {value!r}: must be in [0, 1)")
+            tree[section] = replace(settings, values={**settings.values, rest: value})
+            continue
+        if isinstance(settings, Given):
+            if rest != "name":
+                raise ConfigError(
+                    f"{key} = {value!r}: [{section}] is an object that was given from Python, "
+                    f"{settings.about}: set {rest!r} where it is made"
+                )
+            settings = tree[section] = {}
         if not isinstance(settings, dict):
             raise ConfigError(f"[{section}] is {settings!r}: it is a section, give it keys")
         old = settings.get("name", DEFAULTS[section])
@@ -430,6 +535,114 @@ def _override(
         settings[rest] = value
 
 
+def _order(key: str) -> tuple[bool, bool]:
+    """Names first, and before them whole sections."""
+    return key.partition(".")[0] != key, not key.endswith(".name")
+
+
+def changed(config: Config, overrides: Mapping[str, Any]) -> Config:
+    """A configuration with dotted keys set on top; an object may stand where a name does.
+
+    >>> changed(Config.of({}), {"rounds": 3, "adapter": adapters.Glad(gamma=0.1)}).rounds
+    3
+    """
+    tree, overrides = config.to_tree(), _with_objects(overrides)
+    trusted = {*config.own_names().values(), *_texts(overrides)}
+    _override(tree, overrides, trusted)
+    return Config.of(tree, trusted)
+
+
+def _with_objects(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with what stands in a configuration for objects, each as a whole section."""
+    made: dict[str, Any] = {}
+    for key, value in overrides.items():
+        section = key.removesuffix(".name")
+        plain = isinstance(value, PLAIN)
+        if plain or section not in REGISTRIES:
+            made[key] = value
+        else:
+            made[section] = as_section(section, value)
+    return made
+
+
+def as_section(section: str, thing: Any) -> dict[str, Any] | Given:
+    """What stands in a configuration for an object: its settings, if a file can hold all of it.
+
+    That is a dataclass of this library, or of a module that can be imported, with plain values.
+    Anything else is there as `Given`: a module, a federation, a class of a notebook.
+
+    >>> as_section("adapter", adapters.Glad(gamma=0.1))["gamma"]
+    0.1
+    >>> as_section("task", lambda scores, y: (scores - y).abs().mean()).about
+    'ByLoss(function=<function <lambda>>)'
+    """
+    from fedglad.tasks.base import as_task
+
+    factory = FACTORIES.get(section, "")
+    made = as_task(thing) if section == "task" else thing
+    if inspect.isclass(thing) or (factory and inspect.isroutine(thing)):
+        name = f"{thing.__module__}:{thing.__qualname__}"
+        if not factory or is_dataclass(thing):
+            raise ConfigError(
+                f"[{section}] is the class {thing.__name__}: give an object, such as "
+                f"{thing.__name__}()"
+            )
+        if _is_named(section, name, thing):
+            return {"name": name}
+        try:
+            made = settings_of(thing, factory, name)()
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"[{section}] {thing.__name__}() cannot be called: {error}") from None
+    settings = _makes(section, made) if factory else is_dataclass(made)
+    name = _name_of(section, made)
+    values = {k: v for k, v in _values(made).items() if v is not None} if settings else {}
+    if settings and _is_named(section, name, type(made)) and _same(section, name, values, made):
+        return {"name": name, **values}
+    return Given(name, {key: v for key, v in values.items() if _is_plain(v)}, made)
+
+
+def _is_named(section: str, name: str, thing: Any) -> bool:
+    """Whether another process finds this very class or function by the name."""
+    if name in REGISTRIES[section]:
+        return True
+    module, _, attribute = name.partition(":")
+    if module in ("__main__", "__mp_main__") or not attribute.isidentifier():
+        return False
+    try:
+        return user_code.load(name) is thing
+    except Exception:  # whatever importing it raises
+        return False
+
+
+def _same(section: str, name: str, values: Mapping[str, Any], thing: Any) -> bool:
+    """Whether a file with these values gives an equal object."""
+    if not all(map(_is_plain, values.values())):
+        return False
+    text = "\n".join(_line(key, value, None) for key, value in values.items())
+    try:
+        return _section(section, {"name": name, **tomllib.loads(text)}, None) == thing
+    except ValueError:
+        return False
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a file can hold a value."""
+    try:
+        return bool(_toml(value))
+    except TypeError:
+        return False
+
+
+def _itself(settings: Any) -> Any:
+    """The object of a section that was given as one; None if only its file is here."""
+    return settings.thing if isinstance(settings, Given) else settings
+
+
+def _makes(section: str, thing: Any) -> bool:
+    """Whether an object is settings of a model or of a federation."""
+    return is_dataclass(thing) and hasattr(thing, FACTORIES[section])
+
+
 def simulate(
     config: str | Path | Config,
     overrides: Mapping[str, Any] | None = None,
@@ -437,27 +650,36 @@ def simulate(
     model: nn.Module | None = None,
     data: Any = None,
     task: Any = None,
+    callbacks: Any = (),
 ) -> Iterator[Round]:
     """Runs a preset, a TOML file or a Config, and yields each round as it is done.
 
-    `overrides` are dotted keys, {"adapter.name": "none"}. `model`, `data` and `task` take the place
-    of the configuration's: a module; an object that has clients, size(k), client(k) -> (x, y) and
-    test() -> (x, y); and one that has loss(model, batch) and metrics(model, batch).
+    `overrides` are dotted keys, {"adapter.name": "none"}; an object may stand where a name does,
+    {"adapter": Mine()}. `model`, `data` and `task` take the place of the configuration's: a module;
+    an object that has clients, size(k), client(k) -> (x, y) and test() -> (x, y); and one that has
+    loss(model, batch) and metrics(model, batch). `callbacks` are called after each round, before it
+    is yielded, and may end the run, as those of `fedglad.run`.
 
     >>> settings = {"rounds": 2, "client.epochs": 1, "sampler.clients_per_round": 3}
     >>> [len(round.cohort) for round in simulate("digits", settings)]
     [3, 3]
     """
+    from fedglad.simulation.callbacks import Callbacks
     from fedglad.simulation.simulation import Simulation
 
+    calls, overrides = Callbacks(callbacks), dict(overrides or {})
+    if _makes("model", model):
+        overrides["model"], model = model, None
+    if _makes("data", data):
+        overrides["data"], data = data, None
     if isinstance(config, Config):
-        tree, trusted = config.to_dict(), {*config.own_names().values(), *_texts(overrides or {})}
-        _override(tree, overrides or {}, trusted)
-        checked = Config.of(tree, trusted)
+        checked = changed(config, overrides)
     else:
         checked = load(config, overrides)[1]
     with closing(Simulation(checked.plan(model=model, data=data, task=task))) as simulation:
-        yield from simulation.rounds()
+        for played in simulation.rounds():
+            simulation.stopping.asked = calls.round_end(played, simulation.server)
+            yield played
 
 
 def parse_value(text: str) -> Any:
@@ -505,11 +727,13 @@ DEFAULTS = {
     "model": "small-cnn",
     "client": "plain",
     "sampler": "uniform",
+    "transform": "none",
     "filter": "none",
     "weighting": "samples",
     "estimator": "none",
     "guard": "adaptive",
     "trust": "none",
+    "privacy": "none",
     "server": "sgd",
     "adapter": "glad",
     "average": "none",
@@ -529,7 +753,7 @@ def _with_guard(tree: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _own_names(tree: Mapping[str, Any]) -> dict[str, str]:
     """The keys of a configuration that name code outside of this library, and these names."""
-    keys = (*(f"{section}.name" for section in REGISTRIES), "data.partition")
+    keys = (*(f"{section}.name" for section in REGISTRIES), *OWN)
     given = {key: value for key, value in flat(tree).items() if key in keys}
     return {
         key: name for key, name in given.items() if isinstance(name, str) and user_code.is_own(name)
@@ -541,15 +765,21 @@ def _may_load(name: str, trusted: Collection[str] | None) -> bool:
 
 
 def _section(section: str, given: Any, trusted: Collection[str] | None) -> Any:
+    if isinstance(given, Given):
+        return given
     if not isinstance(given, Mapping):
         raise ConfigError(f"[{section}] is {given!r}: it is a section, give it keys")
     name = str(given.get("name", DEFAULTS[section]))
     values = {k: v for k, v in given.items() if k != "name"}
+    if isinstance(said := values.pop(FROM_PYTHON, None), Mapping):
+        return Given(name, values, said=said)
     if not all(_may_load(one, trusted) for one in _own_names({section: given}).values()):
         return Unloaded(name, json.loads(json.dumps(values, default=str)))  # TOML has dates, too
     cls = find(section, name)
     if section == "data" and "validation" in given:
         cls = with_validation(cls, name)
+    if section == "model" and "weights" in given:
+        cls = with_weights(cls, name)
     _known(section, given, [*(f.name for f in fields(cls)), "name"])
     try:
         return build(cls, values, section)
@@ -563,9 +793,11 @@ def _or_none(settings: Any, none: type) -> Any:
 
 def _built(section: str, settings: Any, kind: type) -> Any:
     """What the settings stand for; an error in a user's own code is reported with its place."""
-    name = _name_of(section, settings)
+    name, thing = _name_of(section, settings), _itself(settings)
     try:
-        made = getattr(settings, FACTORIES[section])()
+        made = thing
+        if not isinstance(settings, Given) or _makes(section, thing):
+            made = getattr(thing, FACTORIES[section])()
     except Exception as error:
         if name in REGISTRIES[section]:
             raise
@@ -601,11 +833,13 @@ def _top_fields() -> list[str]:
 def _values(settings: Any) -> Mapping[str, Any]:
     if isinstance(settings, Unloaded):
         return settings.values
+    if isinstance(settings, Given):
+        return {**settings.values, FROM_PYTHON: settings.to_dict()}
     return {f.name: getattr(settings, f.name) for f in fields(settings)}
 
 
 def _name_of(section: str, settings: Any) -> str:
-    if isinstance(settings, Unloaded):
+    if isinstance(settings, Unloaded | Given):
         return settings.name
     cls: type = type(settings)
     if source := getattr(cls, "own_function", ""):  # several may have one __qualname__
@@ -616,7 +850,8 @@ def _name_of(section: str, settings: Any) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def meanings(cls: type) -> dict[str, str]:
+@lru_cache(256)
+def meanings(cls: type) -> Mapping[str, str]:
     """The text beside each field's type: `lr: Annotated[float, "the server's rate"]`."""
     hints = get_type_hints(cls, include_extras=True).items()
     texts = {name: hint.__metadata__[0] for name, hint in hints if get_origin(hint) is Annotated}

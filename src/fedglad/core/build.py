@@ -4,7 +4,7 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, field, make_dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, get_type_hints
 
 KINDS = {
@@ -25,16 +25,23 @@ PLAIN = (bool, int, float, str, tuple, list, dict, type(None))
 
 def build(cls: type, given: Mapping[str, Any], section: str) -> Any:
     """The object; ValueError names the key within its section, the value and what it must be."""
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
     from pydantic.errors import PydanticUserError
 
     try:
-        return TypeAdapter(cls).validate_python(given)
+        return _adapter(cls).validate_python(given)
     except ValidationError as error:
         raise ValueError(_sentence(section, given, error.errors())) from None
     except PydanticUserError as error:
         reason = error.message.partition("\n")[0]
         raise ValueError(f"[{section}] {cls.__qualname__} cannot be set: {reason}") from None
+
+
+@lru_cache(256)  # a configuration asks for fourteen, and folders of runs for the same ones again
+def _adapter(cls: type) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(cls)
 
 
 def settings_of(factory: Callable[..., Any], method: str, source: str) -> type:

@@ -7,7 +7,7 @@ import math
 import os
 import reprlib
 import zlib
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from itertools import zip_longest
@@ -156,7 +156,7 @@ def settings(component: Any, registry: dict[str, type]) -> dict[str, Any] | None
     if type(component) not in names or not is_dataclass(component):
         return None
     fields = asdict(component)  # type: ignore[arg-type]
-    if any(callable(value) for value in fields.values()):
+    if any(callable(value) for value in fields.values()) or _names_code(fields):
         return None
     return {"name": names[type(component)], **fields}
 
@@ -164,7 +164,14 @@ def settings(component: Any, registry: dict[str, type]) -> dict[str, Any] | None
 def build(saved: dict[str, Any], registry: dict[str, type]) -> Any:
     """The component of `settings`."""
     fields = {n: tuple(v) if isinstance(v, list) else v for n, v in saved.items() if n != "name"}
+    if _names_code(fields):
+        raise CheckpointError(f"it names code, {fields['schedule']!r}, which no file may do")
     return registry[saved["name"]](**fields)
+
+
+def _names_code(fields: Mapping[str, Any]) -> bool:
+    """Whether a schedule is somebody's own class: reading a file runs no code."""
+    return ":" in str(fields.get("schedule", ""))
 
 
 def require_same_tensors(saved: dict[str, Tensor], present: dict[str, Tensor]) -> None:

@@ -118,6 +118,12 @@ class Layout:
             for name, view in self.views(flat).items()
         }
 
+    def places(self, names: Collection[str]) -> Tensor:
+        """Where the elements of some tensors lie in a flat vector."""
+        spans = zip(self.names, self.starts, self.numels, strict=True)
+        parts = [torch.arange(start, start + n) for name, start, n in spans if name in names]
+        return torch.cat([torch.arange(0), *parts]).to(self.device)
+
     def pack(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The flat vector of named tensors."""
         flat = self.zeros()

@@ -4,10 +4,12 @@ It is looked for among everything that is installed, then in the working folder,
 a name is asked for: no other import ever sees the working folder.
 """
 
+import ast
 import hashlib
 import os
 import sys
-from collections.abc import Iterable
+import sysconfig
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from importlib.machinery import (
     EXTENSION_SUFFIXES,
@@ -17,11 +19,12 @@ from importlib.machinery import (
     ModuleSpec,
     SourceFileLoader,
 )
-from importlib.util import find_spec
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any
 
 _folders: list[str] = []  # working folders that have been looked in
+_loaded: dict[str, tuple[Any, str]] = {}  # modules' specs, and their source when they were loaded
 
 
 class _FromSource(SourceFileLoader):
@@ -59,7 +62,102 @@ def load(name: str) -> Any:
     top = module.partition(".")[0]
     if top not in sys.modules and find_spec(top) is None:
         _look_in_working_folder()
-    return getattr(import_module(module), attribute)
+    there = import_module(module)
+    if _loaded.get(module, (None,))[0] is not there.__spec__:
+        _changed(_sources(module))
+    return getattr(there, attribute)
+
+
+def source_fingerprint(name: str) -> str | None:
+    """Of the source of the own code that has this name; None if it cannot be seen.
+
+    That is the module's file, those of the packages that it is in, and of modules that they import
+    by a statement, if these are the user's own too: nothing of Python's library, nor of what is
+    installed. Line ends, places and times do not count, so that it is the same on every machine.
+    Objects that no file names have `core.given.fingerprint`.
+
+    ValueError if a file is another one than when this process loaded it: then what runs here is
+    not what it says.
+
+    >>> source_fingerprint("fedglad.trust:Trust") == source_fingerprint("fedglad.trust:NoTrust")
+    True
+    >>> source_fingerprint("no_such_module:Thing")
+    """
+    sources = _sources(name.partition(":")[0])
+    if changed := _changed(sources):
+        raise ValueError(
+            f"{changed} was changed after this process had loaded it, so what runs here is not "
+            "what the file says: start Python anew, or importlib.reload it"
+        )
+    if not sources:
+        return None
+    digest = hashlib.sha256()
+    for module, source in sorted(sources.items()):
+        digest.update(f"{module} {source}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _changed(sources: dict[str, str]) -> str:
+    """The first module whose source is another one than when it was loaded; notes new ones."""
+    for module, source in sources.items():
+        spec = getattr(sys.modules.get(module), "__spec__", None)
+        if spec is None:
+            continue
+        before = _loaded.get(module)
+        if before is None or before[0] is not spec:  # it was loaded, or reloaded, just now
+            _loaded[module] = spec, source
+        elif before[1] != source:
+            return module
+    return ""
+
+
+def _sources(module: str) -> dict[str, str]:
+    """A digest of the source of each module that this one consists of, by name."""
+    sources = dict[str, str]()
+    waiting, inside = [module], not any(_is_library(place) for _, place in _places(module))
+    while waiting:
+        for name, place in _places(waiting.pop()):
+            if name in sources or (_is_library(place) and inside):
+                continue
+            known = os.path.isfile(place)
+            text = Path(place).read_bytes() if known else sys.version.encode()
+            if place.endswith(".py"):
+                text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+            sources[name] = hashlib.sha256(text).hexdigest()
+            if inside and place.endswith(".py"):
+                package = name if Path(place).stem == "__init__" else name.rpartition(".")[0]
+                waiting += [one for one in _imported(text, package) if one not in sources]
+    return sources
+
+
+def _imported(source: bytes, package: str) -> Iterator[str]:
+    """The modules, or what may be ones, that a source imports by statements."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):  # importing it says so
+        return
+    for node in ast.walk(tree):
+        names = list[str]()
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            try:
+                base = resolve_name("." * node.level + (node.module or ""), package or None)
+            except ImportError:
+                continue
+            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        for name in names:
+            if name.partition(".")[0] not in (*sys.stdlib_module_names, "fedglad"):
+                yield name
+
+
+def _is_library(place: str) -> bool:
+    """Whether a file is Python's own, or of a package that is installed."""
+    path = Path(place)
+    if {"site-packages", "dist-packages"} & {*path.parts}:
+        return True
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
+    return not path.is_absolute() or any(path.is_relative_to(one) for one in folders if one)
 
 
 def fingerprint(name: str) -> str | None:
@@ -79,7 +177,12 @@ def fingerprint(name: str) -> str | None:
 
 def files(name: str) -> list[str]:
     """Where the module of that name is, after the packages that it is in; empty if not known."""
-    module, places = name.partition(":")[0], list[str]()
+    return [place for _, place in _places(name.partition(":")[0])]
+
+
+def _places(module: str) -> list[tuple[str, str]]:
+    """The same with the names of the modules."""
+    places = list[tuple[str, str]]()
     inside: Iterable[str] | None = None
     for k in range(len(parts := module.split("."))):
         full = ".".join(parts[: k + 1])
@@ -88,7 +191,9 @@ def files(name: str) -> list[str]:
             spec = spec or FileFinder(folder, *_LOADERS).find_spec(full)
         if spec is None or (k + 1 < len(parts) and spec.submodule_search_locations is None):
             return []
-        places += [spec.origin] if spec.origin else []  # a folder without __init__.py has none
+        places += (
+            [(full, spec.origin)] if spec.origin else []
+        )  # a folder without __init__.py has none
         inside = list(spec.submodule_search_locations or ())
     return places
 

@@ -35,6 +35,17 @@ def fit(
             f"{type(client).__name__} has a memory or a server half, which do not travel with "
             "Flower's messages: use Plain or FedProx"
         )
+    if client.has_personal:
+        raise ValueError(
+            f"{type(client).__name__} keeps parameters with each client, and a Flower client "
+            "begins anew in every round: use Plain or FedProx without client.personal"
+        )
+    if client.rounds_schedule != "constant":
+        raise ValueError(
+            f"{type(client).__name__}(rounds_schedule={client.rounds_schedule!r}): which round it "
+            "is, a Flower client does not know: give client.of_round(t), with t as the server sent "
+            "it in the message's config"
+        )
     bench = Workbench(model, loss)
     theta = bench.w.clone()
     buffers = {name: value.clone() for name, value in model.named_buffers()}

@@ -16,10 +16,12 @@ from fedglad.core.guard import NoGuard
 from fedglad.flower import log
 from fedglad.flower.session import Session
 from fedglad.flower.settings import Arrays, ClientApp, Engine, Nodes
+from fedglad.privacy import NoPrivacy
 from fedglad.runs.checkpoints import restore, save
 from fedglad.runs.folder import Records, Run, RunError, locked, make_folder
 from fedglad.runs.models import write_models
 from fedglad.runs.summary import write_summary
+from fedglad.transforms import NoTransform
 from fedglad.trust import NoTrust
 
 WAY_OUT = "choose another checkpoint_dir, or remove this one"
@@ -139,11 +141,13 @@ def describe(session: Session, rounds: int) -> Config:
             "model": Arrays(tensors=len(server.layout.names), parameters=sum(server.layout.numels)),
             "client": ClientApp(),
             "sampler": session.sampler,
+            "transform": NoTransform(),
             "filter": server.filter,
             "weighting": session.weighting,
             "estimator": server.estimator,
             "guard": server.guard or NoGuard(),
             "trust": server.trust or NoTrust(),
+            "privacy": NoPrivacy(),
             "server": session.optimizer,
             "adapter": server.adapter,
             "average": server.average,

@@ -2,7 +2,7 @@
 (() => {
   "use strict";
   const report = window.fedgladReport;
-  const { $, has, missing, plural, el, colour, stroke, tip } = report;
+  const { $, has, missing, plural, el, colour, stroke, table, tip } = report;
   const { METRICS, state } = report;
   const { show, within, vertical, dot, axis, titled, roundAxis, below, zooms, line } = report;
 
@@ -120,5 +120,34 @@
     tip(event, `Round ${round}`, rows);
   }
 
-  Object.assign(report, { drawCompare, compareCursor, compareTip, bandSeries });
+  /** The table of results: a row a configuration, in the colour of its line, block by block. */
+  function drawResults() {
+    const made = report.payload.table;
+    $("results").hidden = !made;
+    if (!made) return;
+    const row = ({ label, cells, tone, group, averaged }) => {
+      const { name, dash } = look(group);
+      const line = averaged ? el("span", { class: "no-line" }) : stroke(name, dash);
+      const called = el("div", { class: "row" }, line, el("bdi", {}, label));
+      const head = el("th", { scope: "row", class: "text" }, called);
+      const texts = cells.map((text, at) => el("td", { class: made.columns[at] }, text));
+      return el("tr", { class: tone }, head, ...texts);
+    };
+    const wide = made.heads.length + 1;
+    const rows = made.blocks.flatMap(({ label, rows: its }) => [
+      ...(label ? [el("tr", { class: "block" }, el("th", { scope: "rowgroup", colspan: wide }, label))] : []),
+      ...its.map(row),
+    ]);
+    const drawn = table(["", ...made.heads], rows, [0]);
+    const name = { class: "scroll", tabindex: "0", role: "region", "aria-label": "Results" };
+    const remarks = made.remarks.map((text) => el("p", { class: "after" }, text));
+    const parts = made.details.flatMap(({ title, lines }) => [
+      el("h4", {}, title), el("ul", {}, ...lines.map((text) => el("li", {}, text))),
+    ]);
+    const open = $("results").querySelector("details")?.open; // a live page stays as it was opened
+    const details = el("details", open ? { open: "" } : {}, el("summary", {}, "Seed by seed"), ...parts);
+    $("results").replaceChildren(el("div", name, drawn), ...remarks, ...(parts.length ? [details] : []));
+  }
+
+  Object.assign(report, { drawCompare, drawResults, compareCursor, compareTip, bandSeries });
 })();

@@ -24,8 +24,10 @@ from fedglad.report.clients import columns, listed, mask, rows
 from fedglad.report.groups import group, in_words
 from fedglad.report.headline import average, disagreement, headline, verdict
 from fedglad.report.numbers import short
+from fedglad.report.results import table
 from fedglad.runs.line import NUMBERS, by_design, number, text
 from fedglad.runs.reader import RunView
+from fedglad.runs.summary import has_own_models, warning_of
 from fedglad.trust import Alarm
 
 VERSION = 2
@@ -55,7 +57,9 @@ def payload(
     grouped = group(views, baseline)
     runs = [run(view, share=len(grouped.views)) for view in grouped.views]
     groups, seeds = grouped.groups, grouped.seeds
-    for place, k in enumerate(groups.order):
+    blocks = grouped.blocks
+    order = [k for block in blocks.blocks for k in block.order]
+    for place, k in enumerate(order):
         for member in groups.parts[k].values():
             runs[member] |= {"label": groups.labels[k], "seed": seeds[member], "group": place}
     return {
@@ -63,16 +67,17 @@ def payload(
         "title": f"{len(runs)} runs" if len(runs) > 1 else runs[0]["name"],
         "live": {"seconds": POLL} if live else None,
         "headline": headline(grouped, runs),
+        "table": table(grouped, runs),
         "verdict": verdict(runs),
         "average": average(grouped, runs),
         "notes": [*_notes(runs), *(f"{text(note, 400)}." for note in grouped.notes)],
         "groups": [
             {
                 "label": groups.labels[k],
-                "baseline": k == groups.base and len(groups.parts) > 1,
+                "baseline": groups.labels[k] == blocks.baseline and len(groups.parts) > 1,
                 "runs": list(groups.parts[k].values()),
             }
-            for k in groups.order
+            for k in order
         ],
         "flags": list(FLAGS),
         "score": common_score(grouped.views),
@@ -85,6 +90,13 @@ def run(view: RunView, *, share: int = 1) -> RunFigures:
     rounds, score = view.rounds, view.score
     usual, alarm, worked_out = alarms(rounds)
     notes = list(view.missing)
+    if warning := warning_of(rounds):
+        notes.append(warning)
+    if has_own_models(rounds):
+        notes.append(
+            "scores of single clients are those of their own models, and all others those of the "
+            "server's"
+        )
     if fewer := shortened(flat(view.config)):
         notes.append(f"shortened: {fewer}")
     if worked_out:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedglad.analysis import grouping
+from fedglad.analysis.blocks import Blocks, blocks_of
 from fedglad.analysis.grouping import CompareError, Grouping, Seed, Settings, pop_seed, settings_of
 from fedglad.config.keys import flat, label, shown
 from fedglad.report import ReportError
@@ -17,10 +18,12 @@ from fedglad.runs.twins import kind_of
 
 @dataclass(frozen=True, kw_only=True)
 class Grouped:
-    """The groups of `views`; `seeds` names the repetition of each, `notes` what is to be known."""
+    """The groups of `views`, and their blocks as `compare` has them; `seeds` names the repetition
+    of each, `notes` what is to be known."""
 
     views: list[RunView]
     groups: Grouping
+    blocks: Blocks
     seeds: list[str]
     notes: list[str]
 
@@ -34,13 +37,13 @@ def group(views: Sequence[RunView], baseline: str | None = None) -> Grouped:
     try:
         made = grouping.group(
             runs,
-            baseline,
             alone=lambda settings: label(
                 {key: settings[key] for key in ("data.name", "adapter.name") if key in settings}
             ),
             unknown=lambda k: f"{views[k].name} (settings not known)",
             clean=text,
         )
+        blocks = blocks_of(made, baseline=baseline)
     except CompareError as error:
         raise ReportError(str(error)) from None
     notes = [
@@ -50,15 +53,20 @@ def group(views: Sequence[RunView], baseline: str | None = None) -> Grouped:
     kept = sorted(k for part in made.parts for k in part.values())
     number = {k: n for n, k in enumerate(kept)}
     parts = [{seed: number[k] for seed, k in part.items()} for part in made.parts]
-    for k in made.order:
-        if reason := made.unpaired(k, same_length=True):
-            notes.append(f"{made.labels[k]} is not paired with {made.labels[made.base]}: {reason}")
+    notes += blocks.notes
+    for block in blocks.blocks:
+        base, whose = block.base, f"{block.label}: " if block.label else ""
+        for k in () if base is None else block.order:
+            if reason := made.unpaired(k, base, same_length=True):
+                name = f"{whose}{block.labels[k]}"
+                notes.append(f"{name} is not paired with {blocks.baseline}: {reason}")
     seeds = [grouping.named_seed(seed) for _, seed in runs]
     known = [seeds[k] for k, (settings, _) in enumerate(runs) if settings is not None]
     names = grouping.varying_seeds(known)
     return Grouped(
         views=[views[k] for k in kept],
         groups=replace(made, parts=parts),
+        blocks=blocks,
         seeds=[
             " ".join(f"{name}={seeds[k][name]}" for name in names if name in seeds[k]) for k in kept
         ],

@@ -7,7 +7,9 @@ from statistics import fmean
 from typing import Any
 
 from fedglad.analysis.curves import series
+from fedglad.analysis.grouping import Seed
 from fedglad.analysis.statistics import LAST, interval, known, last_mean, spread
+from fedglad.privacy import text
 from fedglad.records import Score
 from fedglad.report import RunFigures
 from fedglad.report.groups import Grouped
@@ -72,14 +74,28 @@ def disagreement(view: RunView) -> str | None:
 
 def headline(grouped: Grouped, runs: Sequence[RunFigures]) -> list[dict[str, str]]:
     """The figures at the head of the page."""
+    return [*results(grouped, runs), *facts(grouped, runs)]
+
+
+def results(grouped: Grouped, runs: Sequence[RunFigures]) -> list[dict[str, str]]:
+    """The tiles of the groups: what they came to, and their gain over the baseline."""
     tiles: list[dict[str, str]] = []
-    groups = grouped.groups
-    for k in groups.order:
-        tiles.append(_scored(grouped, k, runs))
-        tiles += _averaged(grouped, k)
-        if k != groups.base and not groups.unpaired(k, same_length=True):
-            tiles += _gain(grouped, k)
-    return [*tiles, _distrusted(runs), *_clients(runs), _rejected(runs), _time(runs)]
+    for block in grouped.blocks.blocks:
+        for k in block.order:
+            tiles.append(_scored(grouped, k, runs))
+            tiles += _averaged(grouped, k)
+            base = block.base
+            if base not in (None, k) and not grouped.groups.unpaired(k, base, same_length=True):
+                tiles += _gain(grouped, k, base)
+    return tiles
+
+
+def facts(grouped: Grouped, runs: Sequence[RunFigures]) -> list[dict[str, str]]:
+    """The tiles of all runs together."""
+    return [
+        *_privacy(grouped.views),
+        *[_distrusted(runs), *_clients(runs), _rejected(runs), _time(runs)],
+    ]
 
 
 def average(grouped: Grouped, runs: Sequence[RunFigures]) -> str | None:
@@ -316,32 +332,50 @@ def _progress(views: Sequence[RunView]) -> list[str]:
     return [f"round {last}" + (f" of {going[0].planned}" if going[0].planned else "")]
 
 
-def _gain(grouped: Grouped, k: int) -> list[dict[str, str]]:
-    """A group's result minus the baseline's, by the seeds that both have; nothing without any.
+@dataclass(frozen=True)
+class Gains:
+    """Of the seeds that two groups have in common, the differences of their results.
 
-    While a run goes on, both end at the last common test.
+    While a run goes on, both end at the last common test: `until` is the least such round.
     """
-    groups = grouped.groups
-    members, base = groups.parts[k], groups.parts[groups.base]
+
+    seeds: list[Seed]
+    values: list[float]
+    until: int | None
+
+
+def gains(grouped: Grouped, k: int, base: int, readout: str = "test") -> Gains:
+    """A group's results minus the baseline's; `readout` says which models of the first count."""
+    members, others = grouped.groups.parts[k], grouped.groups.parts[base]
     score, other_score = (
-        grouped.views[next(iter(part.values()))].score for part in (members, base)
+        grouped.views[next(iter(part.values()))].score for part in (members, others)
     )
+    seeds, values, ends = list[Seed](), list[float](), list[int]()
     if score != other_score:
-        return []
-    values: list[float] = []
-    ends: list[int] = []
-    for seed in (seed for seed in members if seed in base):
-        one, other = (grouped.views[part[seed]] for part in (members, base))
-        mine, theirs = result(one).last10, result(other).last10
+        return Gains(seeds, values, None)
+    for seed in (seed for seed in members if seed in others):
+        one, other = (grouped.views[part[seed]] for part in (members, others))
+        mine, theirs = result(one, readout).last10, result(other).last10
         if not (one.finished and other.finished):
-            tests = [series(view.rounds, f"test_{score.name}") for view in (one, other)]
+            tests = [
+                series(view.rounds, Number("last10", which, score.name).field)
+                for view, which in ((one, readout), (other, "test"))
+            ]
             common = [t for t in tests[0] if t in tests[1]]
             ends += common[-1:]
             mine, theirs = (
                 last_mean([tested[t] for t in common]) if common else None for tested in tests
             )
         if mine is not None and theirs is not None:
+            seeds.append(seed)
             values.append(mine - theirs)
+    return Gains(seeds, values, min(ends, default=None))
+
+
+def _gain(grouped: Grouped, k: int, base: int) -> list[dict[str, str]]:
+    """A group's result minus the baseline's, by the seeds that both have; nothing without any."""
+    groups, found = grouped.groups, gains(grouped, k, base)
+    values, score = found.values, grouped.views[next(iter(groups.parts[k].values()))].score
     if not values:
         return []
     seeds = f"{len(values)} seeds"
@@ -353,12 +387,12 @@ def _gain(grouped: Grouped, k: int) -> list[dict[str, str]]:
     else:
         each = ", ".join(_signed(x, score) for x in values)
         details = [f"{seeds}: {each}", "no interval below 3"]
-    details += [f"up to round {min(ends)}"] if ends else []
+    details += [f"up to round {found.until}"] if found.until is not None else []
     details += [] if score.higher else [f"of {score.words} less is better"]
     what = "gain over" if score.higher else "difference to"
     who = f"{groups.labels[k]}: {what}" if len(groups.parts) > 2 else what.capitalize()
     value = _points(fmean(values), score)
-    return [_tile(f"{who} {groups.labels[groups.base]}", value, details, tone)]
+    return [_tile(f"{who} {groups.labels[base]}", value, details, tone)]
 
 
 def _distrusted(runs: Sequence[RunFigures]) -> dict[str, str]:
@@ -368,6 +402,22 @@ def _distrusted(runs: Sequence[RunFigures]) -> dict[str, str]:
     tone = "bad" if flagged and flagged >= DISTRUSTED * len(flags) else "plain"
     details = [f"{count} {name}" for name, count in by.items()] if flagged else []
     return _tile("Rounds distrusted", f"{flagged} of {len(flags)}", details, tone)
+
+
+def _privacy(views: Sequence[RunView]) -> list[dict[str, str]]:
+    """The largest ε so far of runs with central differential privacy; no tile if there are none."""
+    spent: list[tuple[float, Any]] = []
+    for view in views:
+        known = [e for r in view.rounds if (e := number(r.get("epsilon"), 0.0)) is not None]
+        section = view.config.get("privacy")
+        given = section.get("delta") if isinstance(section, Mapping) else None
+        spent += [(known[-1], number(given, 0.0, 1.0))] if known else []
+    if not spent:
+        return []
+    epsilon, delta = max(spent, key=lambda pair: pair[0])
+    details = [f"δ = {delta:g}"] if delta is not None else []
+    details += [f"the largest of {len(spent)} runs"] if len(spent) > 1 else []
+    return [_tile("Privacy of the models", f"ε = {text(epsilon)}", details)]
 
 
 def _clients(runs: Sequence[RunFigures]) -> list[dict[str, str]]:

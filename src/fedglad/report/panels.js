@@ -4,7 +4,7 @@
   const report = window.fedgladReport;
   const { $, NOTHING, doubt, el, factor, flag, has, missing, named, number, percent, plural, table } = report;
   const { FLAGS, scored, state, run, place, kind, flagsOf } = report;
-  const { figures } = report;
+  const { figures, drawResults } = report;
 
   function words(of, i) {
     const what = kind(of, i);
@@ -93,13 +93,14 @@
   }
 
   function showWords() {
-    const { title, verdict, headline, notes, average } = report.payload;
+    const { title, verdict, headline, table: results, notes, average } = report.payload;
     document.title = title;
     $("title").textContent = title;
     $("verdict").textContent = verdict;
     const { words, higher } = run()?.score ?? report.payload.score;
     $("good-score").textContent = `${words} ${higher ? "climbs" : "falls"}`;
-    $("tiles").replaceChildren(...headline.map(tile));
+    drawResults();
+    $("tiles").replaceChildren(...headline.slice(results?.tiles ?? 0).map(tile));
     $("average").textContent = average ?? "";
     $("average").hidden = !average;
     $("notes").replaceChildren(el("ul", {}, ...notes.map((note) => el("li", {}, note))));

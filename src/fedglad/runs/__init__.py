@@ -9,9 +9,14 @@ from fedglad.core.lazy import lazily
 
 if TYPE_CHECKING:
     from fedglad.runs.checking import check as check
+    from fedglad.runs.evaluating import Evaluation as Evaluation
+    from fedglad.runs.evaluating import evaluate as evaluate
     from fedglad.runs.exporting import Exported as Exported
     from fedglad.runs.exporting import export as export
     from fedglad.runs.folder import Interrupted as Interrupted
+    from fedglad.runs.pruning import Prunable as Prunable
+    from fedglad.runs.pruning import prunable as prunable
+    from fedglad.runs.pruning import prune as prune
     from fedglad.runs.reader import Run as Run
     from fedglad.runs.reader import RunError as RunError
     from fedglad.runs.running import execute as execute

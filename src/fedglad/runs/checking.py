@@ -28,7 +28,8 @@ State = Literal["good", "no checksum", "damaged", "missing", "left behind"]
 STATES = get_args(State)
 
 WRONG = ("damaged", "missing")
-STORES = ("memories", "memories/updates", "memories/estimator")  # what is kept of clients
+STORES = ("memories", "memories/updates", "memories/estimator", "memories/transform")
+"""What is kept of clients."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,8 @@ def _small(folder: Path, name: str) -> CheckedFile:
     try:
         data = (folder / name).read_bytes()
         state = checksums.verify(data)
-        (json if name.endswith(".json") else tomllib).loads(data.decode("utf-8"))
+        if not (json if name.endswith(".json") else tomllib).loads(data.decode("utf-8")):
+            raise ValueError("it is empty")
     except (ValueError, RecursionError, OSError) as error:
         return CheckedFile(name, "damaged", str(error))
     return CheckedFile(name, state, "its checksum does not match" if state == "damaged" else "")

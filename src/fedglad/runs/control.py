@@ -18,6 +18,7 @@ from fedglad.config.schema import Config
 from fedglad.core.checksums import json_with_crc
 from fedglad.core.files import write_text
 from fedglad.runs.line import number
+from fedglad.runs.own_code import folder_of
 from fedglad.runs.reader import CONTROL_FILE, Run, RunError
 from fedglad.runs.scores import Number
 from fedglad.runs.sweeping import DONE, ENDS, Event, Task, sweep
@@ -44,6 +45,7 @@ def has_control(task: Task) -> bool:
     """Whether it is a run of a rule: an adaptive one, or one that repairs the mean."""
     parts = task.config.sections
     repaired = "estimator" in parts and task.config.to_dict()["estimator"]["name"] != "none"
+    task.config.require_loaded("adapter")
     return task.rule is None and (parts["adapter"].adaptive or repaired)
 
 
@@ -169,10 +171,10 @@ class Controls:
 def twin(rule: Task, kind: str, factor: float | None = None) -> Task:
     """The run that is a rule's control of this kind; nothing is written."""
     config = Config.of(overridden(kind, rule.config.to_dict(), factor))
-    folder = rule.folder.with_name(f"{rule.name}-{config.hash()}")
+    folder = folder_of(rule.name, config, rule.folder.parent)
     settings = {k: v for k, v in rule.settings.items() if not replaces(kind, k)}
     settings |= made_of({"kind": kind, "factor": factor})
-    return Task(rule.name, config, folder, settings, rule, kind)
+    return replace(rule, config=config, folder=folder, settings=settings, rule=rule, kind=kind)
 
 
 def control(rule: Task) -> Task:

@@ -84,9 +84,8 @@ def export(
     """
     folder, path = Path(run.folder if isinstance(run, Run) else run), Path(to)
     _require_free(path, force=force)
-    require_run(folder)
     which = "_".join([*(["best"] if best else []), *(["averaged"] if averaged else [])]) or "model"
-    state, meta, source = _best(folder, which) if best else _last(folder, which)
+    state, meta, source = state_of(folder, which)
     try:
         if path.suffix == ".safetensors":
             checkpoint.write(path, apart(state), meta)
@@ -98,6 +97,17 @@ def export(
     except OSError as error:
         raise RunError(f"{path} could not be written: {error}") from None
     return Exported(path, which, meta["round"], source)
+
+
+def state_of(folder: Path, which: str = "model") -> tuple[State, dict[str, Any], Path]:
+    """One of the models of a run, finished or not: by names, its header, and the file it is in.
+
+    RunError for a name that is not in WORDS, and for a run that has no such model.
+    """
+    require_run(folder)
+    if which not in WORDS:
+        raise RunError(f"no run has a model {which!r}: choose from {', '.join(WORDS)}")
+    return _best(folder, which) if which.startswith("best") else _last(folder, which)
 
 
 def _require_free(path: Path, *, force: bool) -> None:

@@ -93,8 +93,8 @@ def clean(raw: Any) -> tuple[dict[str, Any], list[str]] | None:
     """A record with all its fields, and the names of those that could not be read.
 
     None for what is no record at all: a round needs its number. Fields that are not there are None
-    or empty; `alarm`, `score`, the average's and validation's are left out if they were, and so are
-    further metrics of a task and the scores of single clients.
+    or empty; `alarm`, `warning`, `score`, the average's and validation's are left out if they
+    were, and so are further metrics of a task and the scores of single clients.
     """
     if not isinstance(raw, dict):
         return None
@@ -123,11 +123,20 @@ def clean(raw: Any) -> tuple[dict[str, Any], list[str]] | None:
     record["clients"] = _clients(given.get("clients", []), bad)
     record["groups"] = _groups(given.get("groups", {}), bad)
     record["seconds"] = _seconds(given.get("seconds", {}), bad)
+    if "bytes" in given and (sizes := _bytes(given["bytes"], bad)):
+        record["bytes"] = sizes
+    if "epsilon" in given:
+        record["epsilon"] = _checked(given["epsilon"], 0.0, LARGEST, bad, "epsilon")
     if "alarm" in given:
         if given["alarm"] is None or given["alarm"] in ALARMS:
             record["alarm"] = given["alarm"]
         else:
             bad.append("alarm")
+    if given.get("warning") is not None:
+        if isinstance(given["warning"], str):
+            record["warning"] = text(given["warning"])
+        else:
+            bad.append("warning")
     return record, bad
 
 
@@ -187,6 +196,8 @@ def _client_scores(raw: Any, bad: list[str], field: str) -> dict[str, Any] | Non
         bad.append(field)
         return None
     kept: dict[str, Any] = {**({"score": name} if name else {}), "count": count}
+    if "model" in given:
+        kept["model"] = _good(given["model"], given["model"] == "personal", bad, field)
     if "left_out" in given:
         kept["left_out"] = _good(given["left_out"], _whole(given["left_out"]), bad, field)
     low, high = (0.0, 1.0) if name.endswith(SHARES) else (-LARGEST, LARGEST)
@@ -253,6 +264,16 @@ def _groups(raw: Any, bad: list[str]) -> dict[str, dict[str, float | None]]:
         )
         groups[text(name)] = {"gsi": gsi, "baseline": baseline, "scale": scale}
     return groups
+
+
+def _bytes(raw: Any, bad: list[str]) -> dict[str, int] | None:
+    """How many went to a cohort and came from it; None for what is no such pair."""
+    given = cast(dict[str, Any], raw) if isinstance(raw, dict) else {}
+    sizes = {name: given.get(name) for name in ("down", "up")}
+    if all(_whole(size) for size in sizes.values()):
+        return cast(dict[str, int], sizes)
+    bad.append("bytes")
+    return None
 
 
 def _seconds(raw: Any, bad: list[str]) -> dict[str, float]:

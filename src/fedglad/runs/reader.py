@@ -173,7 +173,10 @@ class Run:
     def config(self) -> dict[str, Any] | None:
         """config.toml as plain TOML, so that no class of it has to be here; None if not there."""
         try:
-            return tomllib.loads((self.folder / "config.toml").read_text("utf-8"))
+            config = tomllib.loads((self.folder / "config.toml").read_text("utf-8"))
+            if not config:
+                raise ValueError("it is empty")
+            return config
         except FileNotFoundError:
             return None
         except (ValueError, RecursionError, OSError) as error:
@@ -264,7 +267,7 @@ class Run:
         return next((len(known) for known in names if known), None)
 
     def sizes(self) -> dict[str, int] | None:
-        """Each parameter tensor's number of elements, by the newest checkpoint with a header."""
+        """Each parameter tensor's number of elements, by the newest checkpoint or the summary."""
         from safetensors import SafetensorError, safe_open
 
         for path in sorted((self.folder / "checkpoints").glob("*.safetensors"), reverse=True):
@@ -276,7 +279,9 @@ class Run:
                 }
             except (SafetensorError, ValueError, OSError, KeyError, TypeError):
                 continue
-        return None
+        sizes = (self.summary or {}).get("sizes")  # of a run that kept no state
+        known = isinstance(sizes, dict) and all(isinstance(size, int) for size in sizes.values())
+        return cast(dict[str, int], sizes) if sizes and known else None
 
     def clear(self) -> None:
         """Removes what a run writes, and nothing else; the log, which may be locked, is emptied."""

@@ -7,19 +7,22 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
-from fedglad.config.schema import Config, load
-from fedglad.core import checksums, files, malloc
+from fedglad.config.keys import flat
+from fedglad.config.schema import Config, ConfigError, load
+from fedglad.core import checkpoint, checksums, files, malloc
 from fedglad.core.interruptible import interruptible
 from fedglad.records import Round
+from fedglad.runs import extending, own_code, pruning
 from fedglad.runs.checkpoints import check_format, restore, save
 from fedglad.runs.folder import Busy, Interrupted, Records, Run, RunError, locked, make_folder
-from fedglad.runs.models import Best, write_models
-from fedglad.runs.reader import CLIENT_SCORES
+from fedglad.runs.models import CHOSEN_BY, Best, write_models
+from fedglad.runs.reader import CLIENT_SCORES, MODELS
 from fedglad.runs.summary import summary_damage, write_summary
 from fedglad.runs.trusted_code import remember, trusted
 from fedglad.simulation.simulation import Simulation
 
-OnRound = Callable[[Round], None]
+OnRound = Callable[[Round], str | None]
+"""Called with each round, which has its `server`; a text ends the run, and is the reason for it."""
 
 
 def execute(
@@ -29,6 +32,9 @@ def execute(
     out: Path | None = None,
     resume: bool = False,
     force: bool = False,
+    accept_old: bool = False,
+    keep_state: bool | None = None,
+    extend: Path | None = None,
     trust_code: bool = False,
     on_round: OnRound | None = None,
     busy: Busy | None = None,
@@ -40,7 +46,13 @@ def execute(
     writing is refused, unless `busy` waits for it. Code that a run's folder names, and `load` has
     therefore not loaded, is run only if it was trusted for this folder before: `trust_code` trusts
     it. What is damaged of an unfinished run is said to `on_lost`, and the run goes on from the last
-    state that is whole.
+    state that is whole. `on_round` is called with each round; if it raises, what is done is saved.
+
+    A run with other own code than today's is neither reused nor gone on with, unless `accept_old`:
+    without `out` the new run is put beside it, which is said to `on_lost`, else it is refused.
+    With `resume`, a run of fewer rounds is gone on with: that in `out`, that in `extend`, or one
+    in runs/. When it is finished, a run keeps what it takes to go on if that is small and no
+    client's memory; `keep_state` says otherwise.
 
     >>> import pathlib, tempfile
     >>> from fedglad.config import load
@@ -48,21 +60,43 @@ def execute(
     >>> run = execute(*load("digits", {"rounds": 2, "client.epochs": 1}), out=folder)
     >>> [line["status"] for line in run.rounds()]
     ['stepped', 'stepped']
+    >>> run = execute(*load("digits", {"rounds": 3, "client.epochs": 1}), out=folder, resume=True)
+    >>> len(run.rounds())  # of which two were done
+    3
     """
+    say = on_lost or _say_nothing
     default = Path("runs") / f"{name}-{config.hash()}"
     config = trusted(config, out or default, trust_code=trust_code)
-    run = Run(out or Path("runs") / f"{name}-{config.hash()}")
+    if out is None:
+        out, found = extending.place_among(
+            name, config, resume=resume and extend is None, force=force, accept_old=accept_old
+        )
+        extend = extend or found
+        if beside := own_code.said_of(out, config):
+            say(beside)
+    run, extend = Run(out), None if force else extend
     path = run.folder / "config.toml"
     if not force and path.is_file():
         config = config.as_begun(path.read_text("utf-8", errors="replace"))
-    if not force and _finished(run, config):
-        return run
+    longer = resume and not force and _is_longer(run, config)
+    if not force:
+        _require_same_code(run, config, say, accept_old=accept_old)
+        if not longer and _finished(run, config):
+            pruning.tidy(run, busy)
+            return run
     if path.is_file() and not (resume or force):
         with locked(run.folder, busy):
             raise RunError(
                 f"{run.folder} holds an unfinished run: go on with --resume, or replace it with "
                 "--force"
             )
+    if extend and not extending.is_stateful(run.folder):
+        extending.require_state(extend, config)
+    if not path.is_file() and (inside := next(run.folder.glob("*/config.toml"), None)):
+        raise RunError(
+            f"{run.folder} is a folder of runs, {inside.parent.name} for one, which nobody would "
+            "see any more beside a run's own files: choose another --out, one within it for example"
+        )
     malloc.keep()
     plan, text = config.plan(), config.to_toml()
     # If it cannot start, nothing is touched.
@@ -72,12 +106,20 @@ def execute(
     ):
         make_folder(run.folder)
         with locked(run.folder, busy):
-            if not force and _finished(run, config):  # by another process, meanwhile
+            if not force and not longer and _finished(run, config):  # by another process, meanwhile
                 return run
             try:
+                code = own_code.code_of(config)
                 if force:
                     run.clear()
+                elif path.is_file() and run.rounds():
+                    code = own_code.continued(own_code.recorded_code(run.folder), code)
+                elif extend:
+                    code = own_code.continued(own_code.recorded_code(extend), code)
+                if longer and run.summary is not None:
+                    say(extending.reopen(run, config))
                 # A file that is the same already stays: its time is that of the run's start.
+                text = own_code.with_code(text, code)
                 there = path.read_text("utf-8", errors="replace") if path.is_file() else None
                 if there not in (text, checked := checksums.toml_with_crc(text)):
                     files.write_text(path, checked)
@@ -87,8 +129,21 @@ def execute(
                     files.write_text(run.folder / "labels.json", labels)
                 remember(config, run.folder)
                 best = Best(run.folder, config.hash()) if simulation.validates else None
-                restore(run, simulation, on_lost=on_lost, best=best)
-                _play(run, config, simulation, on_round or (lambda _: None), asked_to_stop, best)
+                if (stateful := extending.is_stateful(run.folder)) or not _summarise(
+                    run, config, simulation
+                ):
+                    if extend and not stateful:
+                        say(extending.begin_from(extend, run.folder, config))
+                    restore(run, simulation, on_lost=on_lost, best=best)
+                    _play(
+                        run,
+                        config,
+                        simulation,
+                        on_round or (lambda _: None),
+                        asked_to_stop,
+                        best,
+                        keep_state,
+                    )
             except OSError as error:
                 raise RunError(
                     f"{run.folder} could not be written: {error}. What was saved is intact: "
@@ -97,15 +152,50 @@ def execute(
     return run
 
 
+def _say_nothing(text: str) -> None:
+    pass
+
+
+def _require_same_code(
+    run: Run, config: Config, say: Callable[[str], None], *, accept_old: bool
+) -> None:
+    """RunError if the folder's run has other own code, unless that is accepted."""
+    if (names := own_code.other_code(run.folder, config)) and not accept_old:
+        finished = (run.folder / "summary.json").is_file()
+        raise RunError(own_code.refusal(run.folder, names, finished=finished))
+    if unnoted := own_code.unnoted_code(run.folder, config):
+        say(
+            f"{run.folder} is of a version of fedglad that did not note what own code was: whether "
+            f"{unnoted} has been changed since is not known"
+        )
+
+
+def _is_longer(run: Run, config: Config) -> bool:
+    begun = extending.begun_as(run.folder, config)
+    return begun is not None and extending.is_longer(begun, config)
+
+
 def _finished(run: Run, config: Config) -> bool:
     """Whether there is nothing to do; what else is in the folder must be the same run."""
     path = run.folder / "config.toml"
     if not path.is_file():
         return False
-    if load(path, trust_code=config.own_names().values())[1].hash() != config.hash():
+    try:
+        there = load(path, trust_code=config.own_names().values())[1]
+    except ConfigError as error:
         raise RunError(
-            f"{run.folder} holds a run with another configuration: choose another --out, or "
-            "replace it with --force"
+            f"{path} is damaged, so it is not known which run this is: {error}. Choose another "
+            "--out, or replace the run with --force"
+        ) from None
+    if there.hash() != config.hash():
+        if extending.is_longer(there, config):
+            raise RunError(
+                f"{run.folder} holds this run with rounds = {there.rounds}: go on with it by "
+                "--resume, choose another --out, or replace it with --force"
+            )
+        raise RunError(
+            f"{run.folder} holds a run with another configuration{_difference(there, config)}: "
+            "choose another --out, or replace it with --force"
         )
     summary = run.summary
     if summary is None:
@@ -120,6 +210,15 @@ def _finished(run: Run, config: Config) -> bool:
     return True
 
 
+def _difference(there: Config, wanted: Config) -> str:
+    """The first keys in which two configurations differ, with both values."""
+    old, new = flat(there.to_dict()), flat(wanted.to_dict())
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    names = [key for key in keys if key.endswith(".name")]
+    few = [f"{key} = {old.get(key)!r}, not {new.get(key)!r}" for key in (names or keys)[:3]]
+    return f" ({'; '.join(few)}{'; …' if len(names or keys) > 3 else ''})" if few else ""
+
+
 def _play(
     run: Run,
     config: Config,
@@ -127,6 +226,7 @@ def _play(
     on_round: OnRound,
     asked_to_stop: Callable[[], bool],
     best: Best | None,
+    keep_state: bool | None,
 ) -> None:
     folder = run.folder / "checkpoints"
     folder.mkdir(exist_ok=True)
@@ -144,7 +244,11 @@ def _play(
             for client, reason in played.record.rejected.items():
                 log = logging.getLogger("fedglad")
                 log.warning("round %d: client %s left out: %s", played.t, client, reason)
-            on_round(played)
+            try:
+                simulation.stopping.asked = on_round(played) or ""
+            except Exception:
+                save(folder, simulation, records, best, tables)
+                raise
             stop = asked_to_stop()
             done = simulation.t == config.rounds or bool(simulation.stopping.reason)
             if stop or done or simulation.t % config.checkpoint_every == 0:
@@ -154,8 +258,55 @@ def _play(
                     f"stopped after {simulation.t} of {config.rounds} rounds, all saved: go on "
                     f"with --resume (in {run.folder})"
                 )
-    kept = write_models(run.folder, simulation.server, simulation.t, config.hash())
-    more: dict[str, Any] = {"update_bytes": simulation.update_bytes}
-    if simulation.t < config.rounds:
+    models = write_models(run.folder, simulation.server, simulation.t, config.hash())
+    models |= best.write() if best else {}
+    if keep_state is None and simulation.stopping.asked:
+        keep_state = True  # whoever asked for the end may want to go on
+    kept = pruning.keeps(run.folder, config.sections["client"], keep_state)
+    write_summary(run, models, _more(run, config, simulation, kept))
+    if not kept:
+        pruning.remove_state(run.folder)
+
+
+def _more(run: Run, config: Config, simulation: Simulation, kept: bool | str) -> dict[str, Any]:
+    """What the summary says beside what the records say."""
+    more: dict[str, Any] = {"update_bytes": simulation.update_bytes, pruning.KEPT_KEY: kept}
+    if code := own_code.recorded_code(run.folder):
+        more["code"] = code
+    if not kept:  # checkpoints say it else
+        layout = simulation.server.layout
+        more["sizes"] = dict(zip(layout.names, layout.numels, strict=True))
+    if simulation.stopping.reason and len(run.rounds()) < config.rounds:
         more["stopped"] = simulation.stopping.reason
-    write_summary(run, kept | (best.write() if best else {}), more)
+    return more
+
+
+def _summarise(run: Run, config: Config, simulation: Simulation) -> bool:
+    """Writes the summary of a run that kept no state, if all else of it is there.
+
+    So a summary that was damaged, and removed, costs no round again.
+    """
+    records, models = run.rounds(), dict[str, str]()
+    simulation.recall(records)
+    needed = {"model", *(["averaged"] if simulation.server.has_average else [])}
+    try:
+        for path in (path for name in MODELS if (path := run.folder / name).is_file()):
+            meta = checksums.verify_tensors(path)[0]
+            whole = path.stem in CHOSEN_BY or meta.get("round") == len(records)
+            if whole and meta.get("run") == config.hash():
+                models[path.name] = checkpoint.checksum(path)
+    except (ValueError, OSError):
+        return False
+    if simulation.validates:
+        needed |= {
+            which
+            for which, readout in CHOSEN_BY.items()
+            if any(
+                record.get(f"{readout}_{simulation.score.name}") is not None for record in records
+            )
+        }
+    done = len(records) == config.rounds or bool(simulation.stopping.reason)
+    if not records or not done or not needed <= {Path(name).stem for name in models}:
+        return False
+    write_summary(run, models, _more(run, config, simulation, False))
+    return True

@@ -5,6 +5,7 @@ import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
 from typing import Any, cast
 
@@ -90,17 +91,41 @@ def best_round(
 def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """The result of a finished run; a figure that was never measured is None."""
     score = score_of(rounds)
+    spent = [e for r in rounds if (e := number(r.get("epsilon"), 0.0)) is not None]
     return {
         **figures(rounds),
+        **({"last_client_model": "personal"} if has_own_models(rounds) else {}),
         **({"score": score.to_dict()} if score != ACCURACY else {}),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": version("torch"),
-            "numpy": version("numpy"),
-            "format": FORMAT,
-        },
+        **({"epsilon": spent[-1]} if spent else {}),
+        **({"warning": warning} if (warning := warning_of(rounds)) else {}),
+        "versions": {"python": platform.python_version(), **_versions(), "format": FORMAT},
         "machine": machine(),
     }
+
+
+def warning_of(rounds: Sequence[Mapping[str, Any]]) -> str:
+    """That training ran away, and in which round it was first seen; empty if it did not.
+
+    >>> warning_of([{"round": 0}, {"round": 1, "warning": "the test loss is 1e+09"}])
+    'round 2: the test loss is 1e+09'
+    """
+    said = (f"round {r['round'] + 1}: {r['warning']}" for r in rounds if r.get("warning"))
+    return next(said, "")
+
+
+def has_own_models(rounds: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether it was with models of their own that single clients were tested last.
+
+    >>> has_own_models([{"client_scores": {"mean": 0.5, "model": "personal"}}, {}])
+    True
+    """
+    tested = [r["client_scores"] for r in rounds if r.get("client_scores")]
+    return bool(tested) and tested[-1].get("model") == "personal"
+
+
+@cache
+def _versions() -> Mapping[str, str]:
+    return {name: version(name) for name in ("fedglad", "torch", "numpy")}
 
 
 def _clients(rounds: Sequence[Mapping[str, Any]], which: str) -> dict[str, float | None]:
@@ -117,7 +142,8 @@ def write_summary(
     """Writes summary.json of a run that is at its end; `models` are its files' checksums.
 
     `more` is what the records do not say: `update_bytes`, what a client receives and sends in a
-    round, and `stopped`, why the run ended before its last round.
+    round, `stopped`, why the run ended before its last round, `code`, the fingerprints of own code,
+    and whether the run's state was kept.
     """
     made = {**summarise(run.rounds()), **(more or {})}
     summary = {**made, **({"models": dict(models)} if models else {})}

@@ -22,6 +22,7 @@ from fedglad.config.schema import Config, ConfigError, load, parse_value
 from fedglad.core.interruptible import interruptible, on_interrupt
 from fedglad.records import Round
 from fedglad.runs.folder import Interrupted, Run, RunError
+from fedglad.runs.own_code import code_of, folder_of, other_code
 from fedglad.runs.trusted_code import load_trusted
 from fedglad.runs.twins import KINDS, replaces
 from fedglad.simulation.engines.settings import Local, Serial
@@ -43,6 +44,8 @@ class Task:
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     rule: "Task | None" = None
     kind: str = "mean"
+    accept_old: bool = False  # a run with other own code that is there already
+    keep_state: bool | None = None  # as `execute` has it
 
     @property
     def label(self) -> str:
@@ -67,7 +70,8 @@ class Task:
         try:
             done = config.is_file() and Run(self.folder).summary is not None
             known = self.config.own_names().values()
-            return done and load(config, trust_code=known)[1].hash() == self.config.hash()
+            same = done and load(config, trust_code=known)[1].hash() == self.config.hash()
+            return same and (self.accept_old or not other_code(self.folder, self.config))
         except (ValueError, RunError):  # something is broken: running it says what
             return False
 
@@ -95,9 +99,10 @@ Then = Callable[[Event], Iterable[Task | Event]]
 
 
 def first_rounds(config: Config, rounds: int) -> Config:
-    """A run's first rounds as a run; the server's rate falls as it would in the whole run."""
-    config.require_loaded("server")
-    sections = {**config.sections, "server": config.sections["server"].within(config.rounds)}
+    """A run's first rounds as a run; rates fall as they would in the whole run."""
+    config.require_loaded("server", "client")
+    falling = {name: config.sections[name].within(config.rounds) for name in ("server", "client")}
+    sections = {**config.sections, **falling}
     return replace(config, rounds=rounds, sections=sections)
 
 
@@ -109,12 +114,15 @@ def tasks(
     *,
     trust_code: bool = False,
     defaults: Mapping[str, Any] | None = None,
+    accept_old: bool = False,
+    keep_state: bool | None = None,
 ) -> list[Task]:
     """Every combination of "KEY=V1,V2" grids, checked; the last grid changes fastest.
 
     Configurations that are the same, apart from the engine, are one task. `trust_code` is needed
     for a run folder's config.toml that names code, as for `execute`. `defaults` are keys of
-    sections that neither the source nor the settings name.
+    sections that neither the source nor the settings name. A run that is there with other own code
+    stays, and the task gets a folder beside it, unless it is asked for with `accept_old`.
 
     >>> from pathlib import Path
     >>> grids = ["adapter.name=none,glad", "seed=1,2"]
@@ -132,8 +140,9 @@ def tasks(
                 config = load_trusted(source, {**more, **chosen}, trust_code=trust_code)[1]
         except ConfigError as error:
             raise ConfigError(f"{error}  (with {label(settings)})") from None
-        folder = out / f"{name}-{config.hash()}"
-        made.setdefault(folder, Task(name, config, folder, settings))
+        folder = out / f"{name}-{config.hash()}" if accept_old else folder_of(name, config, out)
+        task = Task(name, config, folder, settings, accept_old=accept_old, keep_state=keep_state)
+        made.setdefault(folder, task)
     return list(made.values())
 
 
@@ -207,9 +216,10 @@ class _Job:
         with on_interrupt(signal.SIG_IGN), _safe_path():  # it inherits both while it imports
             forkserver.ensure_running()
         self.task, self.stopping = task, False
+        code = code_of(task.config)
         self.pipe, theirs = context.Pipe()
         safe = os.environ.get(SAFE_PATH)
-        self.process = context.Process(target=_work, args=(task, theirs, safe))
+        self.process = context.Process(target=_work, args=(task, theirs, safe, code))
         self.process.start()
         theirs.close()
 
@@ -274,7 +284,7 @@ def _listen(running: list[_Job], *, stop: bool) -> Iterator[Event]:
 # ---------------------------------------------------------------------------- in the job's process
 
 
-def _work(task: Task, pipe: Connection, safe_path: str | None) -> None:
+def _work(task: Task, pipe: Connection, safe_path: str | None, code: Mapping[str, str]) -> None:
     """Runs the task; leaves Ctrl-C to the parent process, and ends with it."""
     _set_safe_path(safe_path)  # of the user's own code, which may start Python too
     os.setpgrp()
@@ -292,12 +302,12 @@ def _work(task: Task, pipe: Connection, safe_path: str | None) -> None:
     except OSError as error:
         end = ("failed", None, f"its folder cannot be written: {error}")
     else:
-        end = _run(task, pipe)
+        end = _run(task, pipe, code)
     with suppress(OSError):
         pipe.send(end)
 
 
-def _run(task: Task, pipe: Connection) -> Message:
+def _run(task: Task, pipe: Connection, code: Mapping[str, str]) -> Message:
     waiting = [("waiting",)]
 
     def on_round(done: Round) -> None:
@@ -316,7 +326,18 @@ def _run(task: Task, pipe: Connection) -> Message:
 
     config = _alone(task.config)
     try:
-        execute(task.name, config, out=task.folder, resume=True, on_round=on_round, busy=busy)
+        if code_of(config) != code:
+            raise RunError("its own code was changed since the sweep began: start it again")
+        execute(
+            task.name,
+            config,
+            out=task.folder,
+            resume=True,
+            accept_old=task.accept_old,
+            keep_state=task.keep_state,
+            on_round=on_round,
+            busy=busy,
+        )
     except (Interrupted, KeyboardInterrupt):
         return "stopped", None, "stopped before its end, saved"
     except Exception as error:
@@ -354,16 +375,20 @@ def combinations(grids: Sequence[str], overrides: Mapping[str, Any]) -> list[dic
     return [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
 
 
-def parse_grids(grids: Sequence[str]) -> dict[str, list[Any]]:
-    """{key: values} of "KEY=V1,V2" texts."""
+def parse_grids(grids: Sequence[str], option: str = "--grid") -> dict[str, list[Any]]:
+    """{key: values} of "KEY=V1,V2" texts, which were given with an option.
+
+    >>> parse_grids(["seed=1,2", "adapter.name=glad"])
+    {'seed': [1, 2], 'adapter.name': ['glad']}
+    """
     values: dict[str, list[Any]] = {}
     for text in grids:
         key, equals, rest = (part.strip() for part in text.partition("="))
         pieces = [piece.strip() for piece in _split(rest)]
         if not (key and equals and all(pieces)):
-            raise ConfigError(f"--grid {text!r}: write it as KEY=V1,V2, for example seed=1,2,3")
+            raise ConfigError(f"{option} {text!r}: write it as KEY=V1,V2, for example seed=1,2,3")
         if key in values:
-            raise ConfigError(f"--grid {key!r} is there twice: give all its values at once")
+            raise ConfigError(f"{option} {key!r} is there twice: give all its values at once")
         values[key] = [parse_value(piece) for piece in pieces]
     return values
 

@@ -38,7 +38,7 @@ def load_trusted(
     if not config.own_names(loaded=False):
         return name, config
     _require_trust(load(source)[1], Path(source).parent, trust_code)  # what its author has written
-    return name, Config.of(config.to_dict())
+    return name, Config.of(config.to_tree())
 
 
 def trusted(config: Config, folder: Path, *, trust_code: bool = False) -> Config:
@@ -50,7 +50,7 @@ def trusted(config: Config, folder: Path, *, trust_code: bool = False) -> Config
     if not config.own_names(loaded=False):
         return config
     _require_trust(config, folder, trust_code)
-    return Config.of(config.to_dict())
+    return Config.of(config.to_tree())
 
 
 def _require_trust(config: Config, folder: Path, trust_code: bool) -> None:
@@ -75,6 +75,12 @@ def remember(config: Config, folder: Path) -> None:
     """Notes that a user has begun a run with own code here: it can go on without a question."""
     if names := config.own_names():
         _remember(folder, _fingerprint(config, names))
+
+
+def forget(folder: Path) -> None:
+    """Removes what is noted of a folder that is there no more."""
+    with suppress(OSError):
+        _note(folder).unlink(missing_ok=True)
 
 
 def _fingerprint(config: Config, names: Mapping[str, str]) -> str | None:

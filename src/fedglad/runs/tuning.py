@@ -21,6 +21,7 @@ from fedglad.records import ACCURACY, READOUTS, Score
 from fedglad.rng import stream
 from fedglad.runs.folder import Run, make_folder
 from fedglad.runs.line import number
+from fedglad.runs.own_code import folder_of
 from fedglad.runs.scores import Number, metrics_in
 from fedglad.runs.sweeping import Event, Task, first_rounds, parse_grids, sweep, tasks
 from fedglad.tasks.base import score_of
@@ -57,10 +58,15 @@ class Search:
         return all(getattr(one, "validation", 0.0) > 0 for one in data)
 
     @property
+    def personal(self) -> bool:
+        """Whether clients keep parameters, without which the server's model says nothing."""
+        return any(task.config.sections["client"].has_personal for task in self.tasks)
+
+    @property
     def metric(self) -> str:
         """What judges by default: the score on the validation set, else the training loss."""
         by = Number("last10", "validation", self.score.name).name
-        return by if self.validated else METRIC
+        return by if self.validated and not self.personal else METRIC
 
     @property
     def metrics(self) -> list[str]:
@@ -68,6 +74,8 @@ class Search:
 
         Data of one's own may bring one that is not known before they are loaded.
         """
+        if self.personal:
+            return [METRIC]
         metrics = metrics_in([{"test_loss": 0.0}], self.score)
         own = any(":" in task.config.to_dict()["data"]["name"] for task in self.tasks)
         held_out = {True} if self.validated else {False, own}
@@ -150,7 +158,7 @@ def combinations(
     shortened: list[Task] = []
     for task in whole:
         config = first_rounds(task.config, rounds)
-        folder = out / f"{task.name}-{config.hash()}"
+        folder = folder_of(task.name, config, out)
         shortened.append(replace(task, config=config, folder=folder))
     return Search(grid, shortened, rounds, full, out)
 
@@ -205,6 +213,11 @@ def check_metric(search: Search, metric: str | None) -> str:
     known = search.metrics
     if metric not in known:
         judged = Number.named(metric)
+        if search.personal and judged:
+            raise ConfigError(
+                f"--metric {metric!r} is of the server's model, in which the clients' personal "
+                f"parameters stay as they began: choose {METRIC}"
+            )
         if search.validated and judged and not judged.readout.endswith("validation"):
             raise ConfigError(
                 f"--metric {metric!r} is of the test set, and there is a validation set to choose "

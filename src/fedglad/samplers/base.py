@@ -142,6 +142,7 @@ class Sampler:
     distances: ClassVar[bool] = False  # wants the record's distances from the mean update
     own_weights: ClassVar[bool] = False  # its weights are part of it: no weighting but by samples
     needs_sizes: ClassVar[bool] = False  # asks for all clients' sizes, which then are 1 or more
+    uniform: ClassVar[bool] = False  # any r of those that can be reached are as likely as others
     # Whether the mean by its weights is that of all clients in expectation, if all are reachable.
     unbiased: ClassVar[bool] = True
 

@@ -1,6 +1,7 @@
 """r of N clients, each as likely as the other."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -16,6 +17,8 @@ class Uniform(Sampler):
     >>> Uniform(clients_per_round=3).sample(stream(1, "cohort", 0), 0, {}, pool, list).ids
     (2, 9, 6)
     """
+
+    uniform: ClassVar[bool] = True
 
     def draw(self, rng: np.random.Generator, t: int, state: State, pool: Pool, ask: Ask) -> Cohort:
         return Cohort(pool.draw(rng, self.clients_per_round))

@@ -1,13 +1,17 @@
 """Which parts of a round cannot be combined: what would mean nothing is refused, and why."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedglad.adapters import Adapter
+from fedglad.adapters import Adapter, Fixed
 from fedglad.averages import Average, NoAverage
+from fedglad.core.guard import NoGuard
 from fedglad.estimators import Estimator, NoEstimator
 from fedglad.filters import Filter
 from fedglad.optimizers import SGD, Optimizer
-from fedglad.weights import Samples
+from fedglad.transforms import NoTransform, Transform
+from fedglad.trust import NoTrust
+from fedglad.weights import Equal, Samples
 
 if TYPE_CHECKING:
     from fedglad.server.server import Server
@@ -23,11 +27,13 @@ def refuse(
     server: Optimizer | None = None,
     estimator: Estimator | NoEstimator | None = None,
     average: Average | NoAverage | None = None,
+    transform: Transform | NoTransform | None = None,
+    engine: Any = None,
 ) -> None:
     """Raises for a combination that cannot mean anything.
 
-    `server` is the optimizer; `client` and `sampler` are the settings of a client method
-    (`fedglad.clients`) and of a sampler (`fedglad.samplers`), where they are known.
+    `server` is the optimizer; `client`, `sampler` and `engine` are the settings of a client method
+    (`fedglad.clients`), of a sampler (`fedglad.samplers`) and of an engine, where they are known.
     """
     if sampler is not None:
         if sampler.own_weights and weighting != Samples():
@@ -64,8 +70,11 @@ def refuse(
                 f"{_name(adapter)} shrinks θ after the step, and {_name(server)} makes θ anew from "
                 "what it keeps, so that nothing would be left of it: use server.name = sgd"
             )
+    refuse_transform(transform, filter, client)
     if client is not None:
         _refuse_client(client, filter, weighting, server or SGD())
+        if engine is not None:
+            refuse_training(client, engine)
     if estimator is not None and not isinstance(estimator, NoEstimator):
         if server is not None and server.judges_mean:
             raise ValueError(
@@ -98,6 +107,18 @@ def _refuse_client(client: Any, filter: Filter, weighting: Samples, server: Opti
             f"{_name(client)} sets θ to the mean of the clients' models less its own term, which "
             f"is a step of plain SGD at rate 1, not of {server}: "
             "set server.name=sgd, server.lr=1 and server.schedule=constant"
+        )
+
+
+def refuse_training(client: Any, engine: Any) -> None:
+    """Raises for local training of an own kind in an engine that has only the usual one."""
+    if getattr(engine, "trains_alike", False) and (own := client.own_hooks):
+        kinds = {"personal": "personal parameters"}
+        parts = [kinds.get(hook, f"a {hook} of its own") for hook in own]
+        raise ValueError(
+            f"{_name(client)} has {' and '.join(parts)}, and engine.name = "
+            f"{_name(engine).lower()} can only correct gradients, with all clients side by side: "
+            "use engine.name = local, which can"
         )
 
 
@@ -145,6 +166,162 @@ def refuse_estimator(
         )
 
 
+def refuse_transform(
+    transform: Transform | NoTransform | None, filter: Filter, client: Any = None
+) -> None:
+    """Raises for a transform of updates that would gain nothing, or leave nothing."""
+    if transform is None or isinstance(transform, NoTransform):
+        return
+    if client is not None and _sends_extra(client):
+        raise ValueError(
+            f"{_name(client)} sends a second vector beside its update, as long as the model, which "
+            f"{_name(transform)} would not shorten: use transform.name = none, or a client.name "
+            "that sends its update alone"
+        )
+    if client is not None and client.has_personal:
+        raise ValueError(
+            f"{_name(client)} keeps some parameters with each client, and {_name(transform)} "
+            "counts the whole model: use transform.name = none, or a client.name and "
+            "client.personal that keep nothing back"
+        )
+    if transform.sparse and filter.robust:
+        raise ValueError(
+            f"most elements of what {_name(transform)} sends are 0, and {_name(filter)} takes the "
+            "middle of each, which would be 0: use filter.name = norm-clip, or transform.name = "
+            "quantise"
+        )
+
+
+def refuse_privacy(
+    *,
+    adapter: Adapter,
+    filter: Filter,
+    weighting: Samples,
+    server: Optimizer,
+    estimator: Any = None,
+    guard: Any = None,
+    trust: Any = None,
+    client: Any = None,
+    sampler: Any = None,
+    transform: Any = None,
+    method: Any = None,
+    distances: bool = False,
+    min_clients: int = 1,
+    buffers: Sequence[str] = (),
+    validates: bool = False,
+) -> None:
+    """Raises for whatever reads single updates, so that the ε of their noised mean would be wrong.
+
+    The message has the first reason, and all that is to be set.
+    """
+    wrong: list[tuple[str, str]] = []
+
+    def unless(good: bool, reason: str, way_out: str) -> None:
+        if not good:
+            wrong.append((reason, way_out))
+
+    unless(
+        type(adapter) in (Adapter, Fixed),
+        f"{_name(adapter)} scales the step by what the updates are, which the noise is to hide",
+        "adapter.name = none",
+    )
+    unless(
+        type(filter) is Filter,
+        f"{_name(filter)} treats a client by what others sent, or clips a second time",
+        "filter.name = none",
+    )
+    unless(
+        type(weighting) is Equal,
+        f"{_name(weighting)} gives some clients more than the r-th part that the noise is for",
+        "weighting.name = equal",
+    )
+    unless(
+        not server.judges_mean,
+        f"{_name(server)} steps by how much the updates disagree, which the noise is to hide",
+        "another server.name",
+    )
+    unless(
+        not isinstance(estimator, Estimator),
+        f"{_name(estimator)} keeps single updates and steps by them again in later rounds",
+        "estimator.name = none",
+    )
+    unless(
+        guard is None or isinstance(guard, NoGuard),
+        "the guard cuts and rejects a client by what others have sent",
+        "guard.name = none",
+    )
+    unless(
+        trust is None or isinstance(trust, NoTrust),
+        f"{_name(trust)} judges clients by each other's updates, and keeps those judgements",
+        "trust.name = none",
+    )
+    if client is not None:
+        unless(
+            client.server is None and not client.remembers,
+            f"{_name(client)} sends, or keeps with clients, more than the update that is clipped",
+            "client.name = plain or fedprox",
+        )
+        unless(
+            not client.has_personal,
+            f"{_name(client)} keeps some parameters with each client, which at the server would be "
+            "noise alone, and clients would begin with that",
+            "a client.name and client.personal that keep nothing back",
+        )
+    if transform is not None:
+        unless(
+            not getattr(transform, "keeps", False),
+            f"{_name(transform)} sends later what is left of the updates of earlier rounds",
+            "transform.name = none or quantise",
+        )
+    if sampler is not None:
+        unless(
+            # Not of a class above it: another `draw` may be anything.
+            vars(type(sampler)).get("uniform", False) and sampler.availability == "always",
+            "ε is that of cohorts in which every client is as likely as any other",
+            "sampler.name = uniform, always available",
+        )
+        unless(
+            sampler.seed != "round",
+            "the cohorts of sampler.seed = round are the same in every run, for all to know, and "
+            "ε counts on their being secret",
+            "sampler.seed = run",
+        )
+    unless(
+        method is None,
+        "the method's server half reads what clients send beside their clipped updates",
+        "method = None",
+    )
+    unless(not distances, "distances tell how far single updates are", "distances = False")
+    unless(
+        min_clients == 1,
+        "whether a round is skipped would tell how many updates are good",
+        "min_clients = 1",
+    )
+    unless(
+        not buffers,
+        f"the model's buffers, {', '.join(map(repr, buffers[:1]))} among them, are averages of "
+        "clients' data without noise",
+        "a model without them (GroupNorm in the place of BatchNorm)",
+    )
+    unless(
+        not validates,
+        "the validation set is made of clients' own samples, and the best round would be chosen by "
+        "it without noise",
+        "data.validation = 0 and stop_after = 0",
+    )
+    if wrong:
+        (reason, first), *others = wrong
+        more = f"; also {', '.join(way_out for _, way_out in others)}" if others else ""
+        raise ValueError(
+            f"central differential privacy is not what it says with this: {reason}; use "
+            f"{first}{more}"
+        )
+
+
+def _sends_extra(client: Any) -> bool:
+    return client.server is not None and getattr(client.server, "wants_extra", True)
+
+
 def refuse_shift(server: Optimizer) -> None:
     """Raises for an optimizer that would undo what a client method's server half adds to θ."""
     if server.reads_out:
@@ -157,6 +334,11 @@ def refuse_shift(server: Optimizer) -> None:
 def refuse_sums(server: "Server") -> None:
     """Raises unless all parts of a server can do with sums of the updates."""
     filter, weighting = server.filter, server.weighting
+    if server.privacy:
+        raise ValueError(
+            f"{_name(server.privacy)} clips each update, and there are only their sums: use "
+            "privacy=None, or server.step"
+        )
     if isinstance(server.estimator, Estimator):
         raise ValueError(
             f"{_name(server.estimator)} remembers single updates, and there are only their sums: "

@@ -82,6 +82,7 @@ class Intake:
     | `total` | Σ w g, and in the end the mean |
     | `scores` | what judges the clients, each by its update |
     | `taking` | what keeps the updates for an estimator |
+    | `once` | a client has one update in a round, also where nothing else asks for that |
     | `entries` | the record's `clients`: one dict each, in the order of the updates |
     | `accepted` | the updates that are in the sums, without their tensors |
     | `buffers`, `extra` | what they sent beside the parameters: its mean, and its sum if wanted |
@@ -107,6 +108,7 @@ class Intake:
     population: int | None = None
     scores: Scores | None = None
     taking: Taking | None = None
+    once: bool = False
     entries: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     accepted: list[Opened] = field(default_factory=list[Opened])
     gsi_unfiltered: float | None = None
@@ -482,7 +484,7 @@ class Intake:
         if isinstance(name, int) and name.bit_length() > BITS:
             raise Rejected(f"the client's id is a number of more than {BITS} bits")
         entry["id"] = name
-        if name is None or not (self.limits.guard or self.taking is not None):
+        if name is None or not (self.limits.guard or self.taking is not None or self.once):
             return
         if name in self._ids:
             raise Rejected("the client has sent an update already")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedglad import adapters, averages, estimators, filters, optimizers, weights
+from fedglad import privacy as private
 from fedglad.adapters import Adapter, Factors
 from fedglad.averages import Average, NoAverage
 from fedglad.core import checkpoint
@@ -24,12 +25,14 @@ from fedglad.core.validate import as_number
 from fedglad.estimators import Estimator, NoEstimator
 from fedglad.filters import Filter
 from fedglad.optimizers import SGD, Optimizer, Step
+from fedglad.privacy import Central, NoPrivacy
 from fedglad.records import Record, Statistics, Update
 from fedglad.server.averaged import Averaged
-from fedglad.server.compatibility import refuse, refuse_shift, refuse_sums
+from fedglad.server.compatibility import refuse, refuse_privacy, refuse_shift, refuse_sums
 from fedglad.server.estimated import Estimated, Taking
 from fedglad.server.from_sums import Sums, take_sums
 from fedglad.server.intake import Intake, Outweighed, Skipped
+from fedglad.server.private import take_private
 from fedglad.server.scores import Scores
 from fedglad.trust import Kept, Trust
 from fedglad.weights import Samples, WeightingState
@@ -96,6 +99,7 @@ class Server:
     | `guard` | rejects what is out of all proportion; None to switch it off |
     | `distances` | measures each update's distance from their mean; keeps all of them for it |
     | `trust` | scores and flags each client in the record; None to switch it off |
+    | `privacy` | noise on the mean of clipped updates: central differential privacy |
 
     `params` and `state` are views of the server's memory where the dtype allows: a step changes
     them, and writing into them changes the model. Clone what must not change.
@@ -117,6 +121,7 @@ class Server:
         guard: Guard | None = Guard(),  # noqa: B008 - frozen
         distances: bool = False,
         trust: Trust | None = Trust(),  # noqa: B008 - frozen
+        privacy: Central | NoPrivacy | None = None,
     ) -> None:
         if min_clients < 1:
             raise ValueError(f"min_clients={min_clients!r}: a round needs at least one client")
@@ -131,6 +136,7 @@ class Server:
         self.guard = guard
         self.distances = distances
         self.trust = trust
+        self.privacy = privacy if isinstance(privacy, Central) else None
         refuse(
             self.adapter,
             self.filter,
@@ -148,6 +154,22 @@ class Server:
         self.layout, parameters, named_buffers = split(model, buffers)
         constants = frozen(model) if isinstance(model, nn.Module) else {}
         self._constants = {name: value.detach() for name, value in constants.items()}
+        if self.privacy:
+            refuse_privacy(
+                adapter=self.adapter,
+                filter=self.filter,
+                weighting=self.weighting,
+                server=self.optimizer,
+                estimator=self.estimator,
+                guard=guard,
+                trust=trust,
+                method=method,
+                distances=distances,
+                min_clients=min_clients,
+                buffers=list(named_buffers),
+            )
+            self.privacy.require()
+        self._releases: dict[tuple[float, int, int], int] = {}
         self.round = 0
         self._theta = self.layout.pack(parameters)
         self._buffers = {name: value.clone() for name, value in named_buffers.items()}
@@ -267,6 +289,11 @@ class Server:
         return {**params, **tied, **buffers}
 
     @property
+    def epsilon(self) -> float | None:
+        """ε of all rounds so far, at the δ of `privacy`; None without it."""
+        return self.privacy and private.epsilon(self._releases, self.privacy.delta)
+
+    @property
     def sent(self) -> dict[str, Tensor]:
         """What clients are sent beside the parameters: the state of the method's server half."""
         return self._method_state
@@ -277,6 +304,8 @@ class Server:
         *,
         population: int | None = None,
         importance: Mapping[Any, float] | None = None,
+        cohort: int | None = None,
+        noise: np.random.Generator | None = None,
     ) -> Record:
         """One round: consumes the updates in their order and moves the model.
 
@@ -286,12 +315,17 @@ class Server:
 
         `importance` is for an estimator and a cohort whose weights are those of its draw: what each
         of its clients counts in the mean of all, 1 on average, as N n_k/n.
+
+        With `privacy`, `cohort` is how many clients were drawn, of which some may have failed, and
+        `noise` what the noise is drawn from; without it, a generator that nobody can foresee.
         """
         if isinstance(updates, Update | Mapping | Tensor):
             raise TypeError(
                 f"step takes an iterable of updates, got one {type(updates).__name__}: "
                 "put it in a list"
             )
+        if self.privacy:
+            return self._private_step(self.privacy, updates, population, cohort, noise)
         scores = None
         if self.trust and self._coordinates:
             scores = Scores(self.trust, self._coordinates, self._kept)
@@ -306,6 +340,35 @@ class Server:
         finally:
             if taking is not None:
                 taking.drop()
+
+    def _private_step(
+        self,
+        privacy: Central,
+        updates: Iterable[Any],
+        population: int | None,
+        cohort: int | None,
+        noise: np.random.Generator | None,
+    ) -> Record:
+        """`step` with noise; what the record has of the updates as a whole is left out of it."""
+        if population is None or cohort is None or not 1 <= cohort <= population:
+            raise ValueError(
+                f"{privacy} must know r and N, got cohort={cohort}, population={population}: "
+                "server.step(updates, cohort=r, population=N)"
+            )
+        key = privacy.noise, cohort, population
+        releases = {**self._releases, key: self._releases.get(key, 0) + 1}
+        epsilon = private.epsilon(releases, privacy.delta)
+        intake = self.intake(self._total)
+        rng = np.random.default_rng() if noise is None else noise
+        stats = take_private(intake, updates, privacy, cohort, rng)
+        record = self._advance(intake, stats, population)
+        self._releases = releases
+        return Record(
+            record.status,
+            clients=record.clients,
+            train_loss=record.train_loss,
+            epsilon=epsilon,
+        )
 
     def step_sums(
         self,
@@ -361,6 +424,9 @@ class Server:
                     given[role] = checkpoint.build(settings, registry)
             given.setdefault("min_clients", checkpoint.whole_number(meta["min_clients"]))
             given.setdefault("guard", meta["guard"] and Guard(**meta["guard"]))
+            if "privacy" in meta and "privacy" not in given:
+                given["privacy"] = Central(**meta["privacy"]["settings"])
+                given.setdefault("trust", None)
             names = [name for name, *_, kind in meta["layout"] if kind == "buffer"]
         known: dict[str, Any] = {"buffers": names, **given}
         try:
@@ -407,6 +473,7 @@ class Server:
             numbers = {name: checkpoint.finite(value) for name, value in given.items()}
             began = "average" in saved and "count" in saved["average"]
             count = checkpoint.whole_number(saved["average"]["count"]) if began else 0
+            releases = self._released(saved)
             memory = self._new_memory()
             if self._estimated and "apart" in saved.get("estimator", {}):
                 memory = self._estimated.restored(tensors, saved["estimator"])
@@ -417,7 +484,7 @@ class Server:
         elif self._averaged:
             self._averaged.count = count
         self.round, self._limits, self._kept = done, limits, kept
-        self._estimated = memory
+        self._estimated, self._releases = memory, releases
         self._method_state, self._adapter_state = method_state, adapter_state
         self._weighting_state, self._numbers = weighting_state, numbers
 
@@ -448,6 +515,7 @@ class Server:
             population=population,
             scores=scores,
             taking=taking,
+            once=self.privacy is not None,
             model_norm=model_norm,
             total=total,
         )
@@ -478,6 +546,7 @@ class Server:
         factors, adapter_state = self.adapter.adapt(
             stats, self._groups, self._adapter_state, self.round
         )
+        _require_factors(self.adapter, factors.scale, len(self._groups.labels))
         if not np.isfinite(factors.scale).all():
             raise Skipped(f"{self.adapter} gave a factor that is not finite")
         estimate = self._estimate(intake, shift)
@@ -593,6 +662,9 @@ class Server:
         meta["weighting"] |= {"state": self._weighting_state}
         if self._averaged:
             meta["average"] |= {"count": self._averaged.count}
+        if self.privacy:
+            releases = [[*key, rounds] for key, rounds in self._releases.items()]
+            meta["privacy"] = {"settings": asdict(self.privacy), "releases": releases}
         remembered: dict[str, Tensor] = {}
         if self._estimated:
             meta["estimator"] |= self._estimated.described()
@@ -600,6 +672,22 @@ class Server:
         samples = self._kept.samples
         kept = {"trust/samples": torch.from_numpy(samples)} if samples.size else {}
         return {**self._tensors(), **self.layout.views_of(method), **kept, **remembered}, meta
+
+    def _released(self, saved: Mapping[str, Any]) -> dict[tuple[float, int, int], int]:
+        """The rounds of which a state says that their noised means were released."""
+        if ("privacy" in saved) != (self.privacy is not None):
+            with_or_not = "with" if "privacy" in saved else "without"
+            raise CheckpointError(
+                f"the state was saved {with_or_not} privacy, and its ε would not be known: this "
+                f"server has privacy={self.privacy}"
+            )
+        whole, releases = checkpoint.whole_number, dict[tuple[float, int, int], int]()
+        for noise, cohort, population, rounds in saved.get("privacy", {}).get("releases", []):
+            key = Central(noise=checkpoint.finite(noise)).noise, whole(cohort), whole(population)
+            if not 1 <= key[1] <= key[2]:
+                raise ValueError(f"a cohort of {cohort} cannot be drawn from {population} clients")
+            releases[key] = whole(rounds)
+        return releases
 
     def _require_same_make(self, saved: Mapping[str, Any]) -> None:
         if saved.get("version") != checkpoint.VERSION:
@@ -642,3 +730,16 @@ def _method_keys(tensors: Mapping[str, Tensor]) -> list[str]:
     """The names of the vectors that a client method's server half keeps."""
     names = (name for name in tensors if name.startswith("method/"))
     return [*dict.fromkeys(name.split("/", 2)[1] for name in names)]
+
+
+def _require_factors(adapter: Adapter, scale: Any, groups: int) -> None:
+    """Raises ValueError for what an adapter of a user's own gave, if it is no number a group."""
+    if isinstance(scale, np.ndarray) and scale.shape == (groups,) and scale.dtype.kind in "fiu":
+        return
+    given = f"a {type(scale).__name__}"
+    if isinstance(scale, np.ndarray):
+        given = f"an array of {scale.dtype} of the shape {scale.shape}"
+    raise ValueError(
+        f"{type(adapter).__name__} gave {given} for the factors: it must be a NumPy vector with "
+        f"one number for each of the {groups} groups"
+    )

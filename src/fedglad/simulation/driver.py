@@ -21,6 +21,7 @@ from fedglad.samplers.base import Ask, Cohort, Pool, Sampler, State
 from fedglad.server import Collector
 from fedglad.server.compatibility import refuse_estimator
 from fedglad.server.server import Server
+from fedglad.transforms import Transform
 from fedglad.trust import Alarm
 
 Arrival = Update | Failure | Several | Bundle
@@ -48,6 +49,7 @@ class Driver:
     | `memories` | what clients remember, for a client method that has them |
     | `updates` | each client's last accepted update, for a sampler that keeps them |
     | `estimates` | what the server's estimator keeps, if it has one |
+    | `unsent` | what clients have not sent yet, for a transform with error feedback |
     | `arithmetic` | which order of the model's sums gives the run's bits; 1: always the same |
     """
 
@@ -60,6 +62,7 @@ class Driver:
         seed: int,
         *,
         client: Plain | None = None,
+        transform: Transform | None = None,
         memories: Path | None = None,
     ) -> None:
         """`memories` is the folder for what is kept of clients, by default a temporary one."""
@@ -68,7 +71,7 @@ class Driver:
         if isinstance(server.estimator, Estimator):
             rules = server.estimator, server.filter, server.weighting
             refuse_estimator(*rules, client=self.client, sampler=sampler)
-        self.memories = Memories(memories) if self.client.remembers else None
+        self.memories = Memories(memories) if self.client.keeps else None
         self.updates = None
         if sampler.keeps_updates:
             self.updates = Memories(memories and memories / "updates")
@@ -76,7 +79,10 @@ class Driver:
         if isinstance(server.estimator, Estimator):
             self.estimates = Memories(memories and memories / "estimator")
             server.keep_updates_in(self.estimates, 0)
-        stores = (self.memories, self.updates, self.estimates)
+        self.transform, self.unsent = transform, None
+        if transform and transform.keeps:
+            self.unsent = Memories(memories and memories / "transform")
+        stores = (self.memories, self.updates, self.estimates, self.unsent)
         self.stores = [store for store in stores if store]
         self.t = 0
         self._importance: dict[int, float] | None = None
@@ -135,11 +141,18 @@ class Driver:
         With `norms` the server sees only sums, of updates and of the norms that clients report.
         If the updates' iterator raises, nothing has changed.
         """
+        updates = self._transformed(updates) if self.transform else updates
         updates = self._kept(updates) if self.updates else updates
         if norms is None:
             if self.estimates:
                 self.server.keep_updates_in(self.estimates, self.t)
-            record = self.server.step(updates, population=population, importance=self._importance)
+            record = self.server.step(
+                updates,
+                population=population,
+                importance=self._importance,
+                cohort=len(cohort),
+                noise=stream(self.seed, "privacy", self.t) if self.server.privacy else None,
+            )
         else:
             collector = Collector(self.server)
             for update in cast(Iterable[Update | Failure], updates):
@@ -163,6 +176,42 @@ class Driver:
         """Removes what was kept for this run alone."""
         for store in self.stores:
             store.close()
+
+    def _transformed(self, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
+        """The updates as the server receives them."""
+        for arrival in arrivals:
+            if isinstance(arrival, Bundle):
+                pairs = zip(arrival.clients, arrival.deltas, strict=True)
+                rows = [self._received(client, delta) for client, delta in pairs]
+                yield replace(arrival, deltas=torch.stack(rows))
+            elif isinstance(arrival, list):
+                yield Several(map(self._through, arrival))
+            else:
+                yield self._through(arrival)
+            del arrival
+
+    def _through(self, update: Update | Failure) -> Update | Failure:
+        """One update as the server receives it; of a wrong form, as it is: it will be rejected."""
+        delta = self._packed(update) if isinstance(update, Update) else None
+        if delta is None or delta.shape != (self.server.layout.size,):
+            return update
+        assert isinstance(update, Update)
+        named = update.model or {}
+        buffers = {name: named[name] for name in self.server.layout.buffers if name in named}
+        delta = self._received(update.client, delta)
+        return replace(update, delta=delta, model=None, buffers=update.buffers or buffers or None)
+
+    def _received(self, client: Any, delta: Tensor) -> Tensor:
+        """What the server receives of a client's packed update."""
+        assert self.transform
+        kept = None
+        if self.unsent:
+            kept = self.unsent.read(client, self.unsent.version(client)).get("unsent")
+        rng = stream(self.seed, "transform", self.t, client)
+        sent, left = self.transform.apply(delta, self.server.layout, rng, kept)
+        if self.unsent and left is not None:
+            self.unsent.propose(client, self.t, {"unsent": left})
+        return sent
 
     def _kept(self, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
         """The updates, each noted for a sampler that will ask for the last of a client."""
@@ -192,23 +241,27 @@ class Driver:
         stepped = record.clients if record.stepped else []
         accepted = [client["id"] for client in stepped if "rejected" not in client]
         cut = {client["id"]: client["clipped"] for client in stepped if "clipped" in client}
-        for client in accepted if self.memories else ():
-            if client in cut:
-                self._shorten(client, cut[client])
+        for store in filter(None, (self.memories, self.unsent)):
+            for client in (client for client in accepted if client in cut):
+                self._shorten(store, client, cut[client])
         if self.memories and self.client.settles:
             for client in accepted:
                 proposed = self.memories.proposed(client, self.t)
                 whole = self.client.settle(proposed, self.server.sent)
                 self.memories.propose(client, self.t, whole)
-        for store in (self.memories, self.updates):
+        for store in (self.memories, self.updates, self.unsent):
             if store:
                 store.settle(self.t, cohort, accepted)
 
-    def _shorten(self, client: int, kept: float) -> None:
-        """Of an update that was cut, a client remembers as much as the server took of it."""
-        assert self.memories
-        new = self.memories.proposed(client, self.t)
-        old = self.memories.read(client, self.memories.version(client))
-        parts = {name: old.get(name, torch.zeros_like(value)) for name, value in new.items()}
+    def _shorten(self, store: Memories, client: int, kept: float) -> None:
+        """Of an update that was cut, a client remembers as much as the server took of it.
+
+        What is its own business, such as personal parameters, it keeps whole.
+        """
+        new = store.proposed(client, self.t)
+        if not (cut := [name for name in new if not self.client.keeps_whole(name)]):
+            return
+        old = store.read(client, store.version(client))
+        parts = {name: old.get(name, torch.zeros_like(new[name])) for name in cut}
         between = {name: part.lerp(new[name], kept) for name, part in parts.items()}
-        self.memories.propose(client, self.t, between)
+        store.propose(client, self.t, {**new, **between})

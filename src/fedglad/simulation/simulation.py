@@ -16,6 +16,7 @@ from torch import nn
 from fedglad.adapters import Adapter
 from fedglad.averages import Average
 from fedglad.clients.method import Plain
+from fedglad.clients.personal import Personal
 from fedglad.core import batch
 from fedglad.core.guard import Guard
 from fedglad.core.layout import split, twin
@@ -24,15 +25,18 @@ from fedglad.data.validation import clients_with_test, validation_of
 from fedglad.estimators import Estimator
 from fedglad.filters import Filter
 from fedglad.optimizers import Optimizer
+from fedglad.privacy import Central
 from fedglad.records import Bundle, ClientScores, Failure, Round
 from fedglad.rng import stream
 from fedglad.samplers.base import Pool, Sampler
+from fedglad.server.compatibility import refuse_privacy, refuse_transform
 from fedglad.server.server import Server
 from fedglad.simulation.driver import Driver, guard_of
 from fedglad.simulation.engines.base import Engine, Federation, Job, Packed, Updates
 from fedglad.simulation.stopping import Stopping
 from fedglad.tasks.base import Task, score_of
 from fedglad.tasks.classification import Classification
+from fedglad.transforms import Transform
 from fedglad.trust import Trust
 from fedglad.weights import Samples
 
@@ -63,6 +67,8 @@ class Parts:
     trust: Trust | None = None
     estimator: Estimator | None = None
     average: Average | None = None
+    transform: Transform | None = None
+    privacy: Central | None = None
     engine: Any  # settings with start(job)
     arithmetic: int = 1  # see Driver
     eval_clients: int | Literal["all"] = 0  # whose held-out samples the model is tested on
@@ -78,6 +84,8 @@ class Simulation(Driver):
         """`memories` is the folder for what clients remember, by default a temporary one."""
         parts = replace(parts, client=parts.client.among(parts.data.clients))
         self.parts, self.arithmetic = parts, parts.arithmetic
+        layout, client = split(parts.model)[0], parts.client
+        self.personal = Personal(client, parts.model, layout) if client.has_personal else None
         self.pool = Pool(
             parts.data.clients,
             parts.data.size,
@@ -90,8 +98,30 @@ class Simulation(Driver):
         self.score, self.warned = score_of(parts.task), False
         self.stopping = Stopping(parts.stop_after, parts.max_seconds)
         self.tested_clients = drawn(parts.data, parts.eval_clients, parts.seed)
+        if self.personal and not self.tested_clients:
+            logger.warning(
+                "some parameters stay with each client, and the test set is tested with those that "
+                "the server began with: set eval_clients=all to test each client with its own"
+            )
         self.counts = _counts(self.pool)
         self.everybody = None if self.counts is None else self.counts.sum(axis=0)
+        if parts.privacy:
+            if parts.privacy.delta >= 1 / parts.data.clients:
+                raise ValueError(
+                    f"privacy.delta = {parts.privacy.delta:g}: with δ of 1/N or more, here "
+                    f"{1 / parts.data.clients:g}, a server that gives away one client's data whole "
+                    "would count as private: set it well below"
+                )
+            refuse_privacy(
+                adapter=parts.adapter,
+                filter=parts.filter,
+                weighting=parts.weighting,
+                server=parts.optimizer,
+                client=parts.client,
+                sampler=parts.sampler,
+                transform=parts.transform,
+                validates=self.validates,
+            )
         server = Server(
             parts.model,
             optimizer=parts.optimizer,
@@ -104,10 +134,19 @@ class Simulation(Driver):
             guard=guard_of(parts.guard, parts.sampler),
             trust=parts.trust or (Trust() if parts.filter.needs_trust else None),
             distances=parts.sampler.distances,
+            privacy=parts.privacy,
         )
         if parts.estimator:
             _require_room(parts.estimator, parts, server, memories)
-        super().__init__(server, parts.sampler, parts.seed, client=parts.client, memories=memories)
+        refuse_transform(parts.transform, parts.filter, parts.client)
+        super().__init__(
+            server,
+            parts.sampler,
+            parts.seed,
+            client=parts.client,
+            transform=parts.transform,
+            memories=memories,
+        )
         start = twin(parts.model)
         job = Job(
             lambda: twin(start),
@@ -132,7 +171,7 @@ class Simulation(Driver):
             begin = time.perf_counter()
             cohort = self.draw(self.pool, lambda ids: self.engine.losses(ids, server.packed))
             groups = self.engine.train(t, cohort.ids, server.packed, server.sent)
-            updates = _weighted(t, groups, cohort.weights)
+            updates = _weighted(t, self._counted(groups), cohort.weights)
             record, alarm = self.step(cohort.ids, updates, population=self.pool.clients)
             self.t = t + 1
             trained = time.perf_counter()
@@ -143,7 +182,17 @@ class Simulation(Driver):
                 metrics = self._metrics("", server.packed)
                 if averages:
                     metrics |= self._metrics("averaged_", server.packed_average)
-            played = Round.measured(t, cohort.ids, record, metrics=metrics, score=self.score)
+            played = Round.measured(
+                t,
+                cohort.ids,
+                record,
+                metrics=metrics,
+                score=self.score,
+                bytes={
+                    "down": self.update_bytes["down"] * len(cohort.ids),
+                    "up": self.update_bytes["up"] * self.arrived,
+                },
+            )
             if self.tested_clients:
                 last = last or stopping.late(time.perf_counter() - begin) or stopping.ends(played)
                 if last or self.t % parts.eval_clients_every == 0:
@@ -163,11 +212,13 @@ class Simulation(Driver):
                 logger.warning("round %d: %s", t, lost)
                 played = replace(played, warning=lost)
             stopping.look_at(played)
-            yield played
+            yield played.with_server(server)
 
     def _lost(self, played: Round) -> str:
         """That training has run away, by the test loss; empty if it has not."""
         loss, start = played.test_loss, self.parts.start_loss
+        if self.personal:  # its head, say, is the one it began with
+            return ""
         if loss is None or (math.isfinite(loss) and loss <= RUN_AWAY * max(start, 1.0)):
             return ""
         return (
@@ -176,28 +227,46 @@ class Simulation(Driver):
         )
 
     def recall(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Takes the records of the rounds that are done, by which the run may have to stop."""
+        """Takes the records of the rounds that are done: when to stop, and what was said."""
         self.stopping = Stopping(self.parts.stop_after, self.parts.max_seconds)
+        self.warned = False
         for record in records:
             self.stopping.look(record)
+            self.warned = self.warned or "warning" in record
 
     @property
     def update_bytes(self) -> dict[str, int]:
-        """What a client of a round receives and sends, in bytes: vectors and buffers."""
-        layout, client = self.server.layout, self.parts.client
-        vector = sum(layout.numels) * layout.dtype.itemsize
-        buffers = sum(b.numel() * b.element_size() for b in self.server.packed[1].values())
+        """What a client of a round receives and sends, in bytes: vectors and buffers.
+
+        What stays with the clients is left out: it need not travel.
+        """
+        layout, client, personal = self.server.layout, self.parts.client, self.personal
+        numel = sum(layout.numels) - (personal.numel if personal else 0)
+        vector = numel * layout.dtype.itemsize
+        update = self.transform.size(layout) if self.transform else vector
+        stay = personal.buffers if personal else []
+        buffers = sum(b.nbytes for name, b in self.server.packed[1].items() if name not in stay)
         sends = client.server is not None and getattr(client.server, "wants_extra", True)
         return {
             "down": vector * (1 + len(client.hears)) + buffers,
-            "up": vector * (1 + bool(sends)) + buffers,
+            "up": update + vector * bool(sends) + buffers,
         }
+
+    def _counted(self, groups: Updates) -> Updates:
+        """The updates, and in `arrived` how many there were: who failed has sent nothing."""
+        self.arrived = 0
+        for group in groups:
+            members = group.clients if isinstance(group, Bundle) else group
+            self.arrived += sum(not isinstance(member, Failure) for member in members)
+            yield group
+            del group
 
     def _client_scores(self, packed: Packed) -> ClientScores:
         """A model's scores on the held-out samples of the clients that were drawn for it."""
         found = self.engine.evaluate_clients(packed, self.tested_clients)
         scores = [None if metrics is None else metrics.get(self.score.name) for metrics in found]
-        return ClientScores(self.score, self.tested_clients, tuple(scores))
+        model = "personal" if self.client.tests_own else "server"
+        return ClientScores(self.score, self.tested_clients, tuple(scores), model)
 
     def _metrics(self, which: str, packed: Packed) -> dict[str, float]:
         """A model's metrics on the test set, and on the validation set if there is one, by the

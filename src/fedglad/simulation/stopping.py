@@ -34,6 +34,7 @@ class Stopping:
     spent: float = 0.0
     best: dict[str, tuple[int, float]] = field(default_factory=dict[str, tuple[int, float]])
     waited: int = 0
+    asked: str = ""  # why a callback ends the run
 
     def look(self, record: Mapping[str, Any]) -> None:
         """Takes the next round's record."""
@@ -69,6 +70,8 @@ class Stopping:
     @property
     def reason(self) -> str:
         """Why the run has ended, after the last round that was looked at; empty if it has not."""
+        if self.asked:
+            return self.asked
         if self.after and self.waited >= self.after:
             rounds = [self.best[which][0] + 1 for which in MODELS if which in self.best]
             best = f"round {rounds[0]}" if rounds else "none is a number"

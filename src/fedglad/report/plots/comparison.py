@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from fedglad.analysis.comparison import Comparison
+from fedglad.analysis.tables import called
 from fedglad.report import ReportError
 from fedglad.report.plots import style
 
@@ -40,7 +41,7 @@ def draw(comparison: Comparison) -> Any:
             if group.averaged_of is not None:  # in the colour of the row above it
                 look["linestyle"] = style.AVERAGED
             if panel in curves:
-                style.mean_line(axes, curves[panel], unit=unit, label=group.label, **look)
+                style.mean_line(axes, curves[panel], unit=unit, label=called(group), **look)
         axes.grid(True)
         axes.margins(x=0.01)
         axes.set_ylabel(title)

@@ -6,6 +6,7 @@ import shlex
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from fedglad.report.trackers.names import Row, Start
@@ -72,7 +73,10 @@ class MLflow:
 
     @property
     def command(self) -> str:
-        return f"mlflow ui --backend-store-uri {shlex.quote(f'sqlite:///{self._file}')}"
+        # What is enough to write the file has no page to show it with.
+        there = find_spec("flask") and find_spec("mlflow.server")
+        first = "" if there else "pip install mlflow && "
+        return f"{first}mlflow ui --backend-store-uri {shlex.quote(f'sqlite:///{self._file}')}"
 
     def _find(self, start: Start) -> str:
         """The run in the database, made if it is not there."""

@@ -83,6 +83,8 @@ def scalars(
         "cohort/rejected": sum("rejected" in client for client in record["clients"]),
         "round/skipped": record["status"] == "skipped",
         "label_similarity": record["label_similarity"],
+        "privacy/epsilon": record.get("epsilon"),
+        **{f"bytes/{way}": size for way, size in record.get("bytes", {}).items()},
     }
     for name, group in record["groups"].items():
         values[names("gsi", name)] = group["gsi"]

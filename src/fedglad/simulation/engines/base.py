@@ -49,9 +49,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Call:
-    """What is sent to the clients of one round."""
+    """What is sent to the clients of one round, and what they do in it, at the round's rate."""
 
     t: int
+    client: Plain
     theta: Tensor
     buffers: Mapping[str, Tensor]
     sent: Memory
@@ -114,19 +115,18 @@ class Worker:
         fails, it is no client's fault: OSError.
         """
         job, device, memories = self.job, self.device, self.job.memories
-        memory: Memory = {}
-        if memories:
-            memory = memories.read(client, memories.version(client) if version is None else version)
+        memory = self._memory(client, version)
         try:
             x, y = batch.samples(job.data.client(client), self.dtype)
             result = self.bench.train(
-                job.client,
+                call.client,
                 call.theta,
                 call.buffers,
                 batch.to(x, device),
                 batch.to(y, device),
                 stream(job.seed, "client", call.t, client),
-                order=job.client.order(job.seed, client),
+                t=call.t,
+                order=call.client.order(job.seed, client),
                 prepare=self.prepare,
                 memory=_on(memory, device),
                 sent=call.sent,
@@ -144,11 +144,18 @@ class Worker:
             memories.propose(client, call.t, result.memory)
         return Report(result.steps, result.loss, result.buffers, result.extra)
 
+    def _memory(self, client: int, version: int | None) -> Memory:
+        """What a client remembers; nothing before its first round."""
+        if not (memories := self.job.memories):
+            return {}
+        return memories.read(client, memories.version(client) if version is None else version)
+
     def call(self, t: int, packed: Packed, sent: Memory) -> Call:
         """What the clients of a round are sent, on the device."""
         device, zeros = self.device, self.bench.zeros
-        sent = {name: sent.get(name, zeros) for name in self.job.client.hears}
-        return Call(t, packed[0].to(device), _on(packed[1], device), _on(sent, device))
+        client = self.job.client.of_round(t)
+        sent = {name: sent.get(name, zeros) for name in client.hears}
+        return Call(t, client, packed[0].to(device), _on(packed[1], device), _on(sent, device))
 
     def evaluate(self, packed: Packed, start: int, held: Held = "test") -> Sums:
         """The sums of the task's metrics on the chunk of a held-out set that begins there."""
@@ -159,29 +166,55 @@ class Worker:
         """The task's metrics of a set that was measured by chunks."""
         return finished(self.bench.task, added(chunks))
 
-    def evaluate_client(self, packed: Packed, client: int) -> dict[str, float] | None:
-        """The task's metrics on a client's held-out samples; None if they cannot be had."""
+    def evaluate_client(
+        self, packed: Packed, client: int, version: int | None = None
+    ) -> dict[str, float] | None:
+        """The task's metrics on a client's held-out samples; None if they cannot be had.
+
+        If the method has personal parameters or models, it is the client's own that is tested.
+        """
+        own = self._own(packed, client, version, tested=True)
         try:
             data: Any = self.job.data
             held = data.client_test(client)
             if held is None or not batch.length(held[0]):
                 return None
             x, y = batch.samples(held, self.dtype)
-            self.bench.load(*packed)
+            self.bench.load(*own)
             return self.finish(self._all(x, y))
         except Exception as error:
             logger.warning("client %s could not be tested: %s", client, error)
             return None
 
-    def loss(self, packed: Packed, client: int) -> float:
-        """The mean loss on a client's own samples; NaN if they cannot be had."""
+    def loss(self, packed: Packed, client: int, version: int | None = None) -> float:
+        """The mean loss on a client's own samples; NaN if they cannot be had.
+
+        With personal parameters it is that of the model which the client would train.
+        """
+        own = self._own(packed, client, version)
         try:
             x, y = batch.samples(self.job.data.client(client), self.dtype)
-            self.bench.load(*packed)
+            self.bench.load(*own)
             return ratio(*added(self._all(x, y))["loss"])
         except Exception as error:
             logger.warning("client %s could not tell its loss: %s", client, error)
             return math.nan
+
+    def _own(
+        self, packed: Packed, client: int, version: int | None, *, tested: bool = False
+    ) -> Packed:
+        """A model with what the client has in its place, or the one that it is tested with."""
+        method = self.job.client
+        if not (method.tests_own if tested else method.has_personal):
+            return packed
+        theta, buffers = packed[0].to(self.device), _on(packed[1], self.device)
+        memory = _on(self._memory(client, version), self.device)
+        if personal := self.bench.personal_of(method):
+            theta, buffers = personal.placed(theta, buffers, memory)
+        if tested:
+            memory = memory or method.start(theta, self.bench.zeros)
+            theta, buffers = method.personalised(theta, buffers, memory)
+        return theta, buffers
 
     def _all(self, x: Any, y: Any) -> list[Sums]:
         starts = range(0, batch.length(x), chunk_of(self.bench.task))

@@ -133,7 +133,7 @@ class BatchedEngine(SerialEngine):
         return as_group(self.job, clients, deltas.cpu(), [reports[k] for k in range(len(clients))])
 
     def _batches(self, t: int, client: int, n: int) -> list[np.ndarray | slice]:
-        settings = self.job.client
+        settings = self.job.client.of_round(t)
         if n <= settings.batch_size:  # all of it every time: the order changes nothing
             return [slice(None)] * (settings.steps or settings.epochs)
         rng = stream(self.job.seed, "client", t, client)
@@ -170,7 +170,7 @@ class BatchedEngine(SerialEngine):
     def _train(
         self, call: Call, members: list[Member], deltas: Tensor
     ) -> dict[int, Report | Failure]:
-        client, bench, theta, k = self.job.client, self.bench, call.theta, len(members)
+        client, bench, theta, k = call.client, self.bench, call.theta, len(members)
         totals = [len(member.batches) for member in members]
         batches = Batches(members, self.worker.device)
         w, grad = self._matrix("w", k).copy_(theta), self._matrix("grad", k)
@@ -180,7 +180,7 @@ class BatchedEngine(SerialEngine):
             for name, value in self.own_buffers.items()
         }
         slots = {name: self._matrix(name, k).zero_() for name in slot_names(client)}
-        memory = self._memory(members)
+        memory = self._memory(members, theta)
         memory |= {name: self._matrix(f"scratch {name}", k).zero_() for name in client.scratch}
         losses = torch.zeros(k, device=w.device)
         for step in range(totals[0]):
@@ -240,12 +240,12 @@ class BatchedEngine(SerialEngine):
         new = torch.autograd.grad(loss.sum(), wanted, materialize_grads=True)
         return loss.detach(), new, left
 
-    def _memory(self, members: list[Member]) -> Memory:
+    def _memory(self, members: list[Member], theta: Tensor) -> Memory:
         memories, names = self.job.memories, self.job.client.remembers
         if memories is None:
             return {}
-        zeros = dict.fromkeys(names, self.bench.zeros.cpu())
-        held = [memories.read(m.client, memories.version(m.client)) or zeros for m in members]
+        start = self.job.client.start(theta.cpu(), self.bench.zeros.cpu())
+        held = [memories.read(m.client, memories.version(m.client)) or start for m in members]
         return {
             n: torch.stack([vectors[n] for vectors in held]).to(self.worker.device) for n in names
         }

@@ -68,11 +68,8 @@ class LocalEngine:
         self.deaths[:] = 0
         size = min(self.largest, max(1, -(-len(cohort) // (SHARE * self.workers))))
         groups = [cohort[k : k + size] for k in range(0, len(cohort), size)]
-        buffers, memories = _arrays(packed[1]), self.job.memories
-        messages = [
-            ("train", (t, buffers, [(k, memories.version(k) if memories else 0) for k in group]))
-            for group in groups
-        ]
+        buffers = _arrays(packed[1])
+        messages = [("train", (t, buffers, self._versions(group))) for group in groups]
         answers = self.pool.run(messages, self.client_timeout, tries=TRIES * size + 1)
         with threads(1):  # also for the caller, between groups: the workers have the cores
             for k, (clients, results) in enumerate(zip(groups, answers, strict=True)):
@@ -107,15 +104,21 @@ class LocalEngine:
     ) -> list[dict[str, float] | None]:
         found: list[dict[str, float] | None] = []
         # In a list of one: a pool takes None for a worker that has died.
-        for client, answer in zip(clients, self._run("client", packed, clients), strict=True):
+        answers = self._run("client", packed, self._versions(clients))
+        for client, answer in zip(clients, answers, strict=True):
             if isinstance(answer, Lost):
                 logger.warning("client %s could not be tested: %s", client, answer.reason)
             found.append(None if isinstance(answer, Lost) else answer[0])
         return found
 
     def losses(self, clients: Sequence[int], packed: Packed) -> list[float]:
-        losses = self._run("loss", packed, clients)
+        losses = self._run("loss", packed, self._versions(clients))
         return [math.nan if isinstance(loss, Lost) else loss for loss in losses]
+
+    def _versions(self, clients: Sequence[int]) -> list[tuple[int, int]]:
+        """Each client with the version of its memory, which only this process knows."""
+        memories = self.job.memories
+        return [(client, memories.version(client) if memories else 0) for client in clients]
 
     def _run(self, work: str, packed: Packed, items: Sequence[Any]) -> list[Any]:
         self.theta.copy_(packed[0])
@@ -154,11 +157,11 @@ class LocalEngine:
             held, start = part
             return worker.evaluate((self.theta, _tensors(buffers)), start, held)
 
-        def loss(slot: int, buffers: Any, client: int) -> float:
-            return worker.loss((self.theta, _tensors(buffers)), client)
+        def loss(slot: int, buffers: Any, who: tuple[int, int]) -> float:
+            return worker.loss((self.theta, _tensors(buffers)), *who)
 
-        def client(slot: int, buffers: Any, client: int) -> list[dict[str, float] | None]:
-            return [worker.evaluate_client((self.theta, _tensors(buffers)), client)]
+        def client(slot: int, buffers: Any, who: tuple[int, int]) -> list[dict[str, float] | None]:
+            return [worker.evaluate_client((self.theta, _tensors(buffers)), *who)]
 
         work = {"train": train, "evaluate": evaluate, "client": client, "loss": loss}
         return lambda slot, message: work[message[0]](slot, *message[1])

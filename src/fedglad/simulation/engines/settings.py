@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
+from fedglad.server.compatibility import refuse_training
+
 if TYPE_CHECKING:
     from fedglad.simulation.engines.base import Job
     from fedglad.simulation.engines.batched import BatchedEngine
@@ -60,16 +62,18 @@ class Batched:
     threads: Annotated[int, "of torch; the bits may depend on it"] = 1
 
     exact: ClassVar[bool] = False  # a run's name tells it from the same run in another engine
+    trains_alike: ClassVar[bool] = True  # it has no other training than the usual loop
 
     def __post_init__(self) -> None:
         if self.threads < 1:
             raise ValueError(f"threads = {self.threads!r}: must be 1 or more")
 
     def start(self, job: Job) -> BatchedEngine:
-        """Ready to train; ValueError for a model that vmap cannot train."""
+        """Ready to train; ValueError for a model or a method that it cannot train."""
         from fedglad.simulation.engines.base import Worker, find_device
         from fedglad.simulation.engines.batched import BatchedEngine
 
+        refuse_training(job.client, self)
         device = find_device(self.device)
         # On a worker of its own: a model may change itself whenever it is called.
         BatchedEngine(Worker(job, device), self.threads).try_out()

@@ -5,14 +5,8 @@ import io
 import json
 from collections.abc import Callable
 
+from fedglad.analysis.tables import escaped
 from fedglad.studies.paper.tables import Table
-
-SIGNS = str.maketrans(
-    {sign: f"\\{sign}" for sign in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "±": r"$\pm$"}
-    | {"α": r"$\alpha$", "γ": r"$\gamma$", "∞": r"$\infty$"}
-)
-"""What stands for a character in LaTeX."""
 
 
 def markdown(table: Table) -> str:
@@ -62,7 +56,7 @@ def _pipes(texts: list[str]) -> str:
 
 
 def _ampersands(texts: list[str]) -> str:
-    return " & ".join(text.translate(SIGNS) for text in texts) + r" \\"
+    return " & ".join(map(escaped, texts)) + r" \\"
 
 
 SHOWN = ("terminal", *FORMATS)

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 
 from fedglad.config.schema import Config
+from fedglad.runs.own_code import folder_of
 from fedglad.runs.summary import machine
 from fedglad.runs.sweeping import Task
 from fedglad.studies.paper.cells import Experiment, PaperError
@@ -49,7 +50,7 @@ def plan(
             continue
         for seed in seeds or cell.seeds:
             config = cell.config(seed, rounds)
-            folder = out / f"{cell.preset}-{config.hash()}"
+            folder = folder_of(cell.preset, config, out)
             if library.has(config):
                 there.add(folder)
                 continue
