@@ -63,8 +63,10 @@ def test_an_app_is_written_with_its_own_names(tmp_path: Path):
     ],
 )
 def test_flower_accepts_the_app_whatever_the_folder_is_called(
-    tmp_path: Path, folder: str, name: str
+    tmp_path: Path, folder: str, name: str, monkeypatch: pytest.MonkeyPatch
 ):
+    for module in [one for one in sys.modules if one.startswith("fedglad_app")]:
+        monkeypatch.delitem(sys.modules, module)  # of an app in a folder that is gone
     init(tmp_path / folder)
     config, warnings = load_and_validate(tmp_path / folder / "pyproject.toml")
     assert warnings == []

@@ -660,7 +660,7 @@ def test_the_command_refuses_to_go_on_with_an_object_and_says_what_to_give(tmp_p
 
 def test_a_run_all_of_whose_rounds_were_skipped_says_so():
     x, y = np.full((20, 8), np.nan, dtype=np.float32), np.zeros(20, dtype=np.int64)
-    broken = fedglad.data.from_arrays([(x, y)] * 4, test=(np.zeros((5, 8), np.float32), y[:5]))
+    broken = fedglad.data.from_arrays([(x, y)] * 6, test=(np.zeros((5, 8), np.float32), y[:5]))
     with pytest.warns(UserWarning, match="3 of 3 rounds were skipped"):
         done = fedglad.run("digits", {"rounds": 3}, model=nn.Linear(8, 2), data=broken)
     assert "3 skipped" in repr(done)

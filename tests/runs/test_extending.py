@@ -158,7 +158,7 @@ def test_what_is_another_run_stays_another_run(tmp_path: Path):
     for other in (config(rounds=2), config(rounds=6, seed=2), config(rounds=6, client__lr=0.5)):
         with pytest.raises(RunError, match="holds a run with another configuration"):
             execute("digits", other, out=run.folder, resume=True)
-    with pytest.raises(RunError, match="holds a run with another configuration"):
+    with pytest.raises(RunError, match="holds this run with rounds = 3: go on with it by --resume"):
         execute("digits", config(rounds=6), out=run.folder)  # without --resume
     assert is_longer(config(), config(max_seconds=5.0))
     assert not is_longer(config(), config())

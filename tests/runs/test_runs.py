@@ -173,7 +173,8 @@ def test_a_folder_with_another_configuration_is_refused(tmp_path: Path, resume: 
     execute("digits", quick(), out=folder)
     before = contents(folder)
     with pytest.raises(
-        RunError, match=r"another configuration: choose another --out, or .*--force"
+        RunError,
+        match=r"another configuration \(seed = 1, not 2\): choose another --out, or .*--force",
     ):
         execute("digits", quick(seed=2), out=folder, resume=resume)
     assert contents(folder) == before

@@ -46,7 +46,8 @@ def evaluate(
             if metrics is not None:
                 values = (done.text(name, metrics.get(name)) for name in names)
                 shown.add_row(escape(words), *values)
-    console.print(f"{escape(str(done.folder))} on {escape(done.data)}, {done.samples} test samples")
+    head = f"{escape(str(done.folder))} on {escape(done.data)}, {done.samples} test samples"
+    console.print(head, soft_wrap=True)
     print_wide(shown)
     if done.note:
         say(f"Note: {done.note}.")
