@@ -31,7 +31,7 @@ demo: $(READY) ## FedAvg with and without FedGLAD on digits, also averaged, one 
 	@$(VENV_PYTHON) examples/demo.py $(ARGS)
 
 test: $(READY) ## Run the fast tests (ARGS="-k glad" to choose)
-	@echo "Running the fast tests: about 8 minutes on two cores, and some 100 MB in the temporary folder."
+	@echo "Running the fast tests: 4 to 8 minutes on two cores, and some 50 MB for that time."
 	@$(VENV_PYTHON) -m pytest -m "not slow" -n $(JOBS) $(ARGS)
 
 test-slow: $(READY) ## Run the slow tests: real processes, a browser, kills
