@@ -585,7 +585,7 @@ def test_resume_says_in_the_terminal_what_is_lost(
 ):
     folder = copy("scaffold-cut")
     newest(folder)[0].unlink()
-    done = cli("run", "digits", *sets(SCAFFOLD), "--out", folder, "--resume")
+    done = cli("run", "digits", *sets(SCAFFOLD), "--out", folder, "--resume", "--keep-state")
     assert done.returncode == 0, done.stderr
     assert "warning: checkpoint 000004.json is not usable: the memory of client" in done.stderr
     assert "going on after round 2" in done.stderr
