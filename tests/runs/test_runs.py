@@ -592,7 +592,7 @@ def test_a_disk_that_fails_at_any_change_stops_the_run_cleanly(
 # -------------------------------------------------------------------------- real processes, kills
 
 PROCESS = [
-    *("run", "digits", "--set", "rounds=80", "--set", "checkpoint_every=2"),
+    *("run", "digits", "--set", "rounds=120", "--set", "checkpoint_every=2"),
     *("--set", "engine.workers=2", "--set", "client.epochs=3"),
 ]
 
@@ -620,10 +620,10 @@ def test_killed_at_ten_random_moments_and_resumed_equals_the_uninterrupted_run(
         before = written()
         process = start(*PROCESS, "--out", folder, "--resume")
         if turn % 3 == 0:  # sometimes while it starts, mostly while it trains and saves
-            time.sleep(rng.uniform(0, 3))
+            time.sleep(rng.uniform(0, 1.5))
         else:
             until(lambda before=before: written() != before)
-            time.sleep(rng.uniform(0, 0.6))
+            time.sleep(rng.uniform(0, 0.4))
         process.kill()
         process.communicate()
         kills += process.returncode == -signal.SIGKILL
@@ -653,7 +653,7 @@ def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(
     assert "--resume" in said
     rounds = len(Run(folder).rounds())
     assert (folder / "checkpoints" / f"{rounds:06d}.json").is_file()
-    assert f"stopped after {rounds} of 80 rounds" in " ".join(said.split())
+    assert f"stopped after {rounds} of 120 rounds" in " ".join(said.split())
     assert cli(*PROCESS, "--out", folder, "--resume").returncode == 0
     assert outcome(folder) == uninterrupted
 

@@ -719,10 +719,18 @@ def test_a_disk_that_fills_up_with_memories_stops_the_run_cleanly(
 
 def process(every: int) -> list[str]:
     return [
-        *("run", "digits", "--set", "rounds=60", "--set", f"checkpoint_every={every}"),
+        *("run", "digits", "--set", "rounds=100", "--set", f"checkpoint_every={every}"),
         *("--set", "engine.workers=2", "--set", "client.name=scaffold"),
         *("--set", "client.optimizer=sgd"),
-        *("--set", "client.lr=0.05", "--set", "client.batch_size=16", "--set", "client.epochs=4"),
+        *(
+            "--set",
+            "client.lr=0.05",
+            "--set",
+            "client.batch_size=16",
+            "--set",
+            "client.epochs=4",
+            "--keep-state",
+        ),
     ]
 
 
@@ -742,7 +750,7 @@ def test_killed_at_random_moments_and_resumed_remembers_the_same(tmp_path: Path,
         before = written()
         running = start(*process(every), "--out", folder, "--resume")
         until(lambda before=before: written() != before)
-        time.sleep(rng.uniform(0, 0.5))
+        time.sleep(rng.uniform(0, 0.3))
         running.kill()
         running.communicate()
         kills += running.returncode == -signal.SIGKILL
