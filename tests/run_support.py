@@ -135,7 +135,7 @@ def job(
     data: Any, model: nn.Module | None = None, client: Plain | None = None, seed: int = 1
 ) -> Job:
     start = model or SoftmaxRegression(features=64).build()
-    return Job(lambda: copy.deepcopy(start), data, client or Plain(), cross_entropy, seed)
+    return Job(start, data, client or Plain(), cross_entropy, seed)
 
 
 def packed(model: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:

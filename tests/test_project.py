@@ -51,7 +51,7 @@ ONLY_IN = {
     "matplotlib": {"report"},
     "transformers": {"models", "data"},
     "scipy": {"samplers"},
-    "ray": set[str](),
+    "ray": {"core"},
     "datasets": {"data"},
     "flwr_datasets": {"data"},
     "pyarrow": {"data"},

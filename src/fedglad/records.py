@@ -19,6 +19,10 @@ Arrays = Mapping[str, Any]
 CANCELLED = 1000.0
 """A GSI from here on means that the updates cancel: r orthogonal updates give only sqrt(r)."""
 
+POSITIONS = 16
+"""So many consecutive positions of a cohort make a block: a block is summed by itself, in order,
+and the blocks are added in order. So whoever sums a block, all come to the same bits."""
+
 FLAGS = ("drifting", "opposed", "boosted", "copied")
 """What may be said of a client that is unlike the others; `fedglad.trust.Trust` says when."""
 

@@ -1,6 +1,5 @@
 """A Flower client's work is that of a simulated client, bit for bit."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -38,7 +37,7 @@ def network() -> nn.Module:
 
 
 def engine(model: nn.Module, data: Any, client: Plain) -> SerialEngine:
-    job = Job(lambda: copy.deepcopy(model), data, client, cross_entropy, SEED)
+    job = Job(model, data, client, cross_entropy, SEED)
     return Serial(device="cpu").start(job)
 
 

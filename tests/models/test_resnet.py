@@ -357,7 +357,7 @@ def test_clients_side_by_side_train_as_one_after_the_other(chosen: ResNet56):
     client = Plain(lr=0.05, batch_size=8, epochs=2, clip_norm=1.0)
     layout, parameters, buffers = split(model)
     theta = layout.pack(parameters)
-    job = Job(lambda: copy.deepcopy(model), data, client, cross_entropy, 1)
+    job = Job(model, data, client, cross_entropy, 1)
     brought: list[list[tuple[Tensor, dict[str, Tensor]]]] = []
     for settings in (Serial(), Batched()):
         with closing(settings.start(job)) as engine:

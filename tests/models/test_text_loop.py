@@ -134,7 +134,7 @@ def test_dropout_still_draws_anew_in_every_round():
 def rounds(engine: Any, client: Plain, count: int = 2) -> list[Tensor]:
     """The deltas of three clients in each round, from one and the same model."""
     data: Any = Digits(clients=20, partition="iid").load_federation()
-    job = Job(lambda: SoftmaxRegression(features=64).build(), data, client, cross_entropy, seed=1)
+    job = Job(SoftmaxRegression(features=64).build(), data, client, cross_entropy, seed=1)
     theta, buffers = packed(job.build())
     found: list[Tensor] = []
     with closing(engine.start(job)) as started:

@@ -9,7 +9,6 @@ so FedAvg stops where Σ p_k (1 − M_k)(θ − b_k) = 0, with p_k its weights, 
 F_k is least where Σ H_k(θ − b_k) = 0. With equal weights and steps the two agree only as η → 0.
 """
 
-import copy
 from contextlib import closing
 from typing import Any
 
@@ -94,7 +93,7 @@ class LeastSquares(Simulation):
         super().__init__(plan)
         self.engine.close()
         own = self.parts.client
-        job = Job(lambda: copy.deepcopy(model), data, own, mse_loss, 1, self.memories)
+        job = Job(model, data, own, mse_loss, 1, self.memories)
         self.engine = engine.start(job)
 
 

@@ -48,6 +48,7 @@ from fedglad.core.given import KEY as FROM_PYTHON
 from fedglad.core.given import Given
 from fedglad.data.validation import held_out, validation_of, with_validation
 from fedglad.models.weights import WEIGHTS, load_weights, with_weights
+from fedglad.records import POSITIONS
 from fedglad.server.compatibility import refuse, refuse_privacy
 from fedglad.simulation import engines
 from fedglad.tasks.classification import Classification
@@ -287,14 +288,13 @@ class Config:
         if known := getattr(parts["model"], "weights_checksum", ""):
             model = copy.deepcopy(model)  # it may be the user's own
             load_weights(model, parts["model"].weights, known)
+        source = self.federation if data is None and self._can_be_opened() else None
         data = self.load_data() if data is None else data
         task = parts["task"] if task is None else as_task(task)
         loss = check(
             model, data, name, settings, task=task, batch_size=parts["client"].batch_size or 64
         )
-        split = _values(self.sections["data"])
-        seed, share = (split.get(name, none) for name, none in OF_ANY_DATA.items())
-        data = held_out(data, share, seed if isinstance(seed, int) else 0)
+        data = self._held_out(data)
         if self.stop_after and validation_of(data) is None:
             raise ConfigError(
                 f"stop_after = {self.stop_after} needs a validation set to look at: set "
@@ -311,6 +311,7 @@ class Config:
             eval_every=self.eval_every,
             model=model,
             data=data,
+            source=source,
             task=task,
             start_loss=loss,
             client=parts["client"].within(self.rounds),
@@ -337,6 +338,20 @@ class Config:
         """Whether the section was given as a model or a federation, and not as settings of one."""
         thing = _itself(settings := self.sections[section])
         return isinstance(settings, Given) and not _makes(section, thing)
+
+    def _can_be_opened(self) -> bool:
+        """Whether another machine can open the data by the configuration alone."""
+        own = {key.partition(".")[0] for key in self.own_names()}
+        return not isinstance(self.sections["data"], Given) and "data" not in own
+
+    def federation(self) -> Any:
+        """The federation, without what its validation set takes."""
+        return self._held_out(self.load_data())
+
+    def _held_out(self, data: Any) -> Any:
+        split = _values(self.sections["data"])
+        seed, share = (split.get(name, none) for name, none in OF_ANY_DATA.items())
+        return held_out(data, share, seed if isinstance(seed, int) else 0)
 
     def load_data(self) -> Any:
         """The federation that the data section stands for."""
@@ -408,6 +423,8 @@ class Config:
         for name, default in YOUNGER_KEYS.items():
             if tree[name] == default:
                 del tree[name]
+        if getattr(_itself(self.sections.get("sampler")), "largest_cohort", 0) > POSITIONS:
+            tree["blocks"] = POSITIONS  # they were not summed by blocks before there were any
         for section, settings in self.sections.items():
             if isinstance(settings, Given):
                 tree[section][FROM_PYTHON] = settings.fingerprint  # however it shows itself

@@ -6,6 +6,7 @@ the cache: a block of an update is read from memory once, added, and measured wh
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,29 +25,59 @@ TINY = 1e-30  # squared norms below it may have lost float32 squares to underflo
 class Sum:
     """A running Σ w·x in a flat vector that is allocated once and used again every round.
 
-    `factor` turns it into a mean. Set before the last pass, that happens block by block while the
-    sum is in the cache; set later, `mean_sq` does it.
+    The first block of positions is summed in `flat` itself, each further one beside it, in `_part`,
+    until the next one begins. `factor` turns the sum into a mean. Set before the last pass, that
+    happens while the sum is in the cache; set later, `mean_sq` does it.
     """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.flat = layout.zeros()
+        self._part: Tensor | None = None
         self.clear()
 
     def clear(self) -> None:
         self.empty = True
         self.factor: float | None = None
+        self._open: float | None = None  # what the block beside `flat` will be multiplied with
         self._rows: list[Tensor] = []
 
-    def absorb(self, other: "Sum", factor: float) -> None:
+    def close(self) -> None:
+        """Adds the last block, if it is one beside `flat`."""
+        if self._open is not None and self._part is not None:
+            self.flat.add_(self._part, alpha=self._open)
+            self._open = None
+
+    def absorb(self, other: Tensor, factor: float) -> None:
         """Adds another sum, times a factor."""
-        if other.empty:
-            return
+        self.close()
         if self.empty:
-            torch.mul(other.flat, factor, out=self.flat)
+            torch.mul(other, factor, out=self.flat)
         else:
-            self.flat.add_(other.flat, alpha=factor)
+            self.flat.add_(other, alpha=factor)
         self.empty = False
+
+    def passing(self, weights: Sequence[float], begins: Mapping[int, float]) -> "Pass":
+        """What the next updates do to the sum; those in `begins` open a block, which counts so many
+        times as its weights say."""
+        steps: list[Step] = []
+        empty, opened = self.empty, self._open
+        for k, weight in enumerate(weights):
+            closes, sets = None, empty
+            if k in begins and not empty:
+                closes, opened, sets = opened, begins[k], True
+            steps.append((weight, opened is not None, sets, closes))
+            empty = False
+        parts: Sequence[Tensor] = ()
+        if any(aside for _, aside, *_ in steps):
+            self._part = self.layout.zeros() if self._part is None else self._part
+            parts = self._part.split(self.layout.sizes)
+        flats = self.flat.split(self.layout.sizes)
+        return Pass(self, steps, flats, parts, opened)
+
+    def passed(self, opened: float | None) -> None:
+        """Notes that the updates of a pass are in it."""
+        self.empty, self._open = False, opened
 
     def finish(self, block: Block, factor: float) -> None:
         x = self.flat[block.span].mul_(factor)
@@ -55,12 +86,52 @@ class Sum:
     def mean_sq(self, factor: float) -> np.ndarray:
         """‖ḡ‖² of each tensor of the mean, factor · Σ w·x, which `flat` then is."""
         if self.factor is None:
+            self.close()
             self.factor = factor
             for block in self.layout.blocks:
                 self.finish(block, factor)
         assert self.factor == factor
         rows = torch.cat(self._rows).cpu().numpy()
         return _squares(self.layout, rows[None], [self.flat], self.flat)[0]
+
+
+Step = tuple[float, bool, bool, float | None]
+"""An update's weight, whether it goes beside `flat`, whether it is the first there, and what the
+block that it closes is multiplied with."""
+
+
+@dataclass(slots=True)
+class Pass:
+    """A sum while updates are added to it, stretch of the layout by stretch."""
+
+    total: Sum
+    steps: list[Step]
+    flats: Sequence[Tensor]
+    parts: Sequence[Tensor]
+    opened: float | None
+
+    def add(self, at: int, k: int, x: Tensor) -> None:
+        """Update k's part in a stretch."""
+        weight, aside, sets, closes = self.steps[k]
+        if closes is not None:
+            self.flats[at].add_(self.parts[at], alpha=closes)
+        target = self.parts[at] if aside else self.flats[at]
+        if sets:
+            torch.mul(x, weight, out=target)
+        else:
+            target.add_(x, alpha=weight)
+
+    def finish(self, at: int, block: Block) -> None:
+        """The stretch as a part of the mean, if this is the last pass."""
+        if self.total.factor is None:
+            return
+        if self.opened is not None:
+            self.flats[at].add_(self.parts[at], alpha=self.opened)
+        self.total.finish(block, self.total.factor)
+
+    def done(self) -> None:
+        """After the last stretch."""
+        self.total.passed(self.opened if self.total.factor is None else None)
 
 
 class BufferMean:
@@ -77,11 +148,11 @@ class BufferMean:
             self._merge(name, part)
         self.weight += weight if buffers else 0.0
 
-    def absorb(self, other: "BufferMean") -> None:
+    def absorb(self, sums: Mapping[str, Tensor], weight: float) -> None:
         """Adds what another has."""
-        for name, value in other.sums.items():
+        for name, value in sums.items():
             self._merge(name, value)
-        self.weight += other.weight
+        self.weight += weight
 
     def _merge(self, name: str, value: Tensor) -> None:
         if (old := self.sums.get(name)) is None:
@@ -120,11 +191,13 @@ def accumulate(
     base: Tensor,
     into: Sequence[tuple[Sum, Sequence[float]]] = (),
     *,
+    begins: Mapping[int, float] | None = None,
     measure: bool = True,
 ) -> np.ndarray:
     """One pass over the updates: adds w_k·g_k to each sum of `into` and returns ‖g_k‖² (k, tensor).
 
-    An update that holds a trained model counts as `base` − θ_k.
+    An update that holds a trained model counts as `base` − θ_k. `begins` are the updates with which
+    a new block of positions begins, see `Sum.passing`.
     """
     if measure and not into and len(layout.blocks) == 1:
         stacked = _matrix(updates)
@@ -136,7 +209,7 @@ def accumulate(
     rows = [row.split(layout.block_rows) for row in norms] if measure else []
     there = [_parts(layout, update) for update in updates]
     lists = _lists(layout, updates)
-    sums = [(total, total.flat.split(layout.sizes), weights) for total, weights in into]
+    passes = [total.passing(weights, begins or {}) for total, weights in into]
     for at, block in enumerate(layout.blocks):
         for gap in block.gaps:
             scratch[gap] = 0
@@ -145,22 +218,18 @@ def accumulate(
             x = there[k][at]
             if x is None:
                 x = _read(layout, block, update, base, scratch) if together is None else together[k]
-            for total, targets, weights in sums:
-                if total.empty and k == 0:
-                    torch.mul(x, weights[k], out=targets[at])
-                else:
-                    targets[at].add_(x, alpha=weights[k])
+            for each in passes:
+                each.add(at, k, x)
             if measure and together is None:
                 vector_norm(x.view(-1, layout.row), dim=1, out=rows[k][at])
         if measure and together is not None:
             first = block.span.start // layout.row
             measured = vector_norm(together.view(len(updates), -1, layout.row), dim=2)
             norms[:, first : first + measured.shape[1]] = measured
-        for total, _ in into:
-            if total.factor is not None:
-                total.finish(block, total.factor)
-    for total, _ in into:
-        total.empty = False
+        for each in passes:
+            each.finish(at, block)
+    for each in passes:
+        each.done()
     if not measure:
         return np.empty((0, len(layout.names)))
     return _squares(layout, norms.cpu().numpy(), updates, base)

@@ -21,6 +21,7 @@ from importlib.machinery import (
 )
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 _folders: list[str] = []  # working folders that have been looked in
@@ -66,6 +67,20 @@ def load(name: str) -> Any:
     if _loaded.get(module, (None,))[0] is not there.__spec__:
         _changed(_sources(module))
     return getattr(there, attribute)
+
+
+def own_modules(things: Iterable[Any]) -> list[ModuleType]:
+    """The modules that these objects' classes, and functions among them, come from, if they are
+    users' own: what another machine does not have."""
+    names = {getattr(thing, "__module__", type(thing).__module__) for thing in things}
+    found: list[ModuleType] = []
+    for name in sorted(names - {"__main__", "builtins"}):
+        module = sys.modules.get(name)
+        place = getattr(module, "__file__", None)
+        top = name.partition(".")[0]
+        if module and place and top != "fedglad" and not _is_library(place):
+            found.append(module)
+    return found
 
 
 def source_fingerprint(name: str) -> str | None:

@@ -40,6 +40,8 @@ class Opened:
     | `far` | why it is left out, unless most are like it; "" for a usual one |
     | `lengths` | what the guard measured of it, and remembers if it is accepted |
     | `place` | where an estimator has it on disk |
+    | `position` | where it stands in the cohort |
+    | `unit` | the weight that its own is relative to: that of the first one of its block |
     """
 
     entry: dict[str, Any]
@@ -58,6 +60,8 @@ class Opened:
     far: str = ""
     lengths: dict[str, float] = field(default_factory=dict[str, float])
     place: int = -1
+    position: int = 0
+    unit: float = 0.0
 
     @property
     def counted(self) -> float:

@@ -124,7 +124,7 @@ def evaluate(
         copies = {name: buffer.clone() for name, buffer in buffers.items()}
         packed[which] = (layout.pack(parameters), copies), done
     device = getattr(config.sections["engine"], "device", "auto")
-    job = Job(lambda: plan.model, plan.data, plan.client, plan.task, plan.seed)
+    job = Job(plan.model, plan.data, plan.client, plan.task, plan.seed)
     tested: list[Evaluated] = []
     with closing(Serial(device=device).start(job)) as engine:
         held = engine.worker.held

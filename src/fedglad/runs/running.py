@@ -19,6 +19,7 @@ from fedglad.runs.models import CHOSEN_BY, Best, write_models
 from fedglad.runs.reader import CLIENT_SCORES, MODELS
 from fedglad.runs.summary import summary_damage, write_summary
 from fedglad.runs.trusted_code import remember, trusted
+from fedglad.simulation.engines.base import EngineLost
 from fedglad.simulation.simulation import Simulation
 
 OnRound = Callable[[Round], str | None]
@@ -235,7 +236,17 @@ def _play(
     simulation.recall(run.rounds())
     tables = Records(run.folder / CLIENT_SCORES) if simulation.tested_clients else None
     with Records(run.folder / "rounds.jsonl") as records, tables or nullcontext():
-        for played in simulation.rounds():
+        rounds = simulation.rounds()
+        while True:
+            try:
+                if (played := next(rounds, None)) is None:
+                    break
+            except EngineLost as error:
+                save(folder, simulation, records, best, tables)
+                raise Interrupted(
+                    f"{error}. {simulation.t} of {config.rounds} rounds are saved: go on with "
+                    f"--resume (in {run.folder})"
+                ) from error
             records.write(played.to_dict())
             if tables and (table := played.client_line()):
                 tables.write(table)

@@ -9,6 +9,7 @@ from fedglad.core.guard import NoGuard
 from fedglad.estimators import Estimator, NoEstimator
 from fedglad.filters import Filter
 from fedglad.optimizers import SGD, Optimizer
+from fedglad.privacy import Central
 from fedglad.transforms import NoTransform, Transform
 from fedglad.trust import NoTrust
 from fedglad.weights import Equal, Samples
@@ -108,6 +109,21 @@ def _refuse_client(client: Any, filter: Filter, weighting: Samples, server: Opti
             f"is a step of plain SGD at rate 1, not of {server}: "
             "set server.name=sgd, server.lr=1 and server.schedule=constant"
         )
+
+
+def needs_updates(*parts: Any) -> bool:
+    """Whether one of these parts of a round looks at single updates, so that sums will not do.
+
+    >>> from fedglad.filters import Filter, Krum
+    >>> needs_updates(Filter(), Samples()), needs_updates(Krum(f=1), None)
+    (False, True)
+    """
+    return any(
+        isinstance(part, Estimator | Transform | Central)
+        or getattr(part, "keeps_updates", False)
+        or getattr(part, "distances", False)
+        for part in parts
+    )
 
 
 def refuse_training(client: Any, engine: Any) -> None:

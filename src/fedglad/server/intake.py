@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedglad.core.aggregate import BufferMean, Sum, Updates, accumulate, larger, pack, totals_sq
+from fedglad.core.aggregate import Sum, Updates, accumulate, larger, pack, totals_sq
 from fedglad.core.gram import Gram, trimmed_mean
 from fedglad.core.guard import MAX_NORM, Limits, Rejected
 from fedglad.core.layout import Layout
@@ -26,9 +26,10 @@ from fedglad.core.validate import (
     open_update,
 )
 from fedglad.filters import Filter
-from fedglad.records import Bundle, Failure, Several, Statistics, Update, indicator
+from fedglad.records import POSITIONS, Bundle, Failure, Several, Statistics, Update, indicator
 from fedglad.server.estimated import Taking
 from fedglad.server.scores import Scores
+from fedglad.server.totals import Block, Totals, placed
 from fedglad.weights import Client, Samples, WeightingState
 
 STACKED = 1 << 20  # elements of small updates that are measured as one matrix
@@ -46,25 +47,6 @@ class Skipped(Exception):
 
 class Outweighed(Skipped):
     """One update of a first round weighs too much, and it is too late to take it out again."""
-
-
-class Totals:
-    """What the updates of a round add up to: themselves, and what goes with them."""
-
-    def __init__(self, layout: Layout, total: Sum, scales: bool, wants_extra: bool) -> None:
-        self.total = total
-        self.unfiltered = Sum(layout) if scales else total
-        self.extra = Sum(layout) if wants_extra else None
-        self.buffers = BufferMean(layout)
-
-    def absorb(self, other: "Totals", unit: float) -> None:
-        """Adds what another has, whose weights are in another unit."""
-        self.total.absorb(other.total, unit)
-        if self.unfiltered is not self.total:
-            self.unfiltered.absorb(other.unfiltered, unit)
-        if self.extra and other.extra:
-            self.extra.absorb(other.extra, 1.0)
-        self.buffers.absorb(other.buffers)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -86,7 +68,6 @@ class Intake:
     | `entries` | the record's `clients`: one dict each, in the order of the updates |
     | `accepted` | the updates that are in the sums, without their tensors |
     | `buffers`, `extra` | what they sent beside the parameters: its mean, and its sum if wanted |
-    | `unit` | the weight that those in the sums are relative to: the first usual one |
     | `gsi_unfiltered` | GSI before the filter; None: no filter changed anything |
     | `distances` | {client: ‖g_k − ḡ‖} from the plain mean, where wanted |
     """
@@ -113,20 +94,24 @@ class Intake:
     accepted: list[Opened] = field(default_factory=list[Opened])
     gsi_unfiltered: float | None = None
     distances: dict[Client, float] | None = None
-    unit: float = field(default=0.0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.total.clear()
         self._near = Totals(self.layout, self.total, self.filter.scales, self.wants_extra)
         self.buffers, self.extra = self._near.buffers, self._near.extra
         self._far: Totals | None = None  # of updates that are far from usual
-        self._far_unit = 0.0
+        self._units: dict[tuple[bool, int], float] = {}  # of usual or far ones, by block
         self._ids: set[int | str] = set()
         self._counters = [name for name in self.base_buffers if is_counter(name)]
         self._others = [name for name in self.base_buffers if not is_counter(name)]
         self._names = self._counters + self._others
         self._ends = np.cumsum([0, *(self.base_buffers[name].numel() for name in self._names)])
         self._before = _flat(self.base_buffers, self._names)
+
+    @property
+    def unit(self) -> float:
+        """The weight that those in the sums are relative to: the first usual one's."""
+        return self._near.unit
 
     def new_buffers(self) -> dict[str, Tensor]:
         """The model's buffers after the round; a counter does not fall.
@@ -162,14 +147,9 @@ class Intake:
         if isinstance(updates, Sequence):
             self._take_list(updates)
         else:
-            for several in map(_together, updates):  # a generator would keep what it gave out
-                opened = self.open(several)
-                rows = None
-                if isinstance(several, Bundle) and len(opened) == len(several.clients):
-                    rows = several.deltas
-                squares = self.accumulate(opened if rows is None else rows)
-                self.add(self._judged(opened, squares, rows))
-                del several, opened, rows  # nothing is kept while the next is made
+            for item in updates:
+                self.absorb(item) if isinstance(item, Block) else self._take(_together(item))
+                del item  # nothing is kept while the next is made
             self.settle()
             self.require_usual("weight", self.limits.heaviest, "cut")
         if not filter.scales:
@@ -185,6 +165,49 @@ class Intake:
             sq *= np.array([filter.scale(update.norm) for update in self.accepted])[:, None] ** 2
         return self._statistics(shares, sq, mean_sq)
 
+    def _take(self, several: list[Any] | Bundle) -> None:
+        opened = self.open(several)
+        rows = None
+        if isinstance(several, Bundle) and len(opened) == len(several.clients):
+            rows = several.deltas
+        squares = self.accumulate(opened if rows is None else rows)
+        self.add(self._judged(opened, squares, rows))
+
+    def block(self, groups: Iterable[Any]) -> Block:
+        """The updates of one block, each judged and added, to be sent to whoever absorbs it."""
+        failures: list[tuple[Any, str]] = []
+        for several in map(_together, groups):
+            if not isinstance(several, Bundle):
+                failed = (item for item in several if isinstance(item, Failure))
+                failures += [(failure.client, failure.detail) for failure in failed]
+            self._take(several)
+            del several
+        return Block(
+            entries=self.entries,
+            accepted=self.accepted,
+            near=self._near.added(),
+            far=self._far.added() if self._far else None,
+            samples=self.scores.samples() if self.scores else None,
+            failures=failures,
+        )
+
+    def absorb(self, block: Block) -> None:
+        """Takes in a block that was summed elsewhere."""
+        if self.scores and block.samples is not None:
+            self.scores.absorb(block.accepted, block.samples)
+        self.entries += block.entries
+        self.accepted += block.accepted
+        self._near.absorb(block.near)
+        if block.far:
+            self._apart().absorb(block.far)
+
+    def _apart(self) -> Totals:
+        """The sums of updates that are far from usual."""
+        if not self._far:
+            total = Sum(self.layout)
+            self._far = Totals(self.layout, total, self.filter.scales, self.wants_extra)
+        return self._far
+
     def _take_list(self, updates: Sequence[Any]) -> None:
         opened = self.open(updates)
         if self.filter.scales or not opened:
@@ -194,16 +217,16 @@ class Intake:
             self.settle()
             return
         weighed = [self.weighting.weigh(update.weight) * update.factor for update in opened]
-        hoped = _relative(weighed)
-        factor = self._mean_of(hoped, weighed[0])
-        squares = self.accumulate(opened, [(self.total, hoped)], factor=factor)
+        hoped, begins = placed(opened, weighed)
+        factor = self._mean_of(_relative(weighed), weighed[0])
+        into = [(self.total, hoped)]
+        squares = self.accumulate(opened, into, begins=begins, factor=factor)
         accepted = self._judged(opened, squares)
         self._heed()
-        weights = _relative([update.counted for update in accepted]) if accepted else []
-        same = weights == hoped and (self.weighting.normalises or self.unit == weighed[0])
+        same = placed(accepted, [update.counted for update in accepted]) == (hoped, begins)
+        same = same and (self.weighting.normalises or accepted[0].unit == weighed[0])
         if same and all(update.clip == 1 and not update.far for update in accepted):
-            for update in accepted:
-                self._add_rest(update, update.counted, self._near)
+            self._add_rest(accepted, self._near, self._near.begins(accepted))
         else:
             self.total.clear()
             self.add(accepted)
@@ -226,9 +249,8 @@ class Intake:
         """Decides on updates that are far from usual: they count if more than half are so."""
         far = [update for update in self.accepted if update.far]
         if 2 * len(far) > len(self.accepted):
-            self.unit = self.unit or self._far_unit
             if self._far:
-                self._near.absorb(self._far, self._far_unit / self.unit)
+                self._near.absorb(self._far.added())
             for update in far:
                 update.far = ""
         else:
@@ -237,6 +259,7 @@ class Intake:
                 update.entry["rejected"] = update.far
             self.accepted = [update for update in self.accepted if not update.far]
         self._far = None
+        self._near.close()
         for update in self.accepted:
             self.limits.remember(**update.lengths)
         if self.scores:
@@ -263,28 +286,22 @@ class Intake:
         return accepted
 
     def add(self, accepted: list[Opened]) -> None:
-        """Adds accepted updates, by their weights relative to the first usual one, or far one.
-
-        So one that is left out in the end has no part in the rounding of the others.
-        """
+        """Adds accepted updates, by their weights relative to their block's first usual one, or far
+        one: so one that is left out in the end has no part in the rounding of the others."""
         for far in (False, True):
             chosen = [update for update in accepted if bool(update.far) == far]
             if not chosen:
                 continue
-            if far and not self._far:
-                total = Sum(self.layout)
-                self._far = Totals(self.layout, total, self.filter.scales, self.wants_extra)
-            totals = self._far if far and self._far else self._near
-            unit = self._far_unit if far else self.unit
-            plain = [update.counted / unit * update.clip for update in chosen]
+            totals = self._apart() if far else self._near
+            begins = totals.begins(chosen)
+            plain = [update.counted / update.unit * update.clip for update in chosen]
             into = [(totals.unfiltered, plain)]
             if self.filter.scales:
                 pairs = zip(plain, chosen, strict=True)
                 scaled = [weight * self.filter.scale(update.norm) for weight, update in pairs]
                 into.append((totals.total, scaled))
-            self.accumulate(chosen, into, measure=False)
-            for update in chosen:
-                self._add_rest(update, update.counted, totals)
+            self.accumulate(chosen, into, begins=begins, measure=False)
+            self._add_rest(chosen, totals, begins)
 
     def _keep(self, updates: Iterable[Any]) -> Statistics:
         """Keeps every update, for what needs the whole cohort; costs one model an update."""
@@ -350,8 +367,8 @@ class Intake:
             shares, factor = self.share([*weights.values()])
             clipped = (np.array(_relative([*weights.values()])) * clips[chosen]).tolist()
             self.accumulate([kept[k] for k in chosen], [(self.total, clipped)], measure=False)
-            for update, share in zip(self.accepted, shares, strict=True):
-                self._add_rest(update, float(share), self._near)
+            self._add_rest(self.accepted, self._near, {}, shares.tolist())
+            self._near.close()
         if self.wants_distances:
             apart = gram.of(chosen, clips).distances_to_mean().tolist()
             clients = [update.entry["id"] for update in self.accepted]
@@ -426,7 +443,10 @@ class Intake:
         losses = (loss if math.isfinite(loss) else None for loss in bundle.losses)
         entries = map(_entry, bundle.clients, losses)
         rows = zip(entries, bundle.weights, bundle.deltas.unbind(), bundle.steps, strict=True)
-        opened = [Opened(entry, float(w), delta, steps) for entry, w, delta, steps in rows]
+        opened = [
+            Opened(entry, float(w), delta, steps, position=position)
+            for position, (entry, w, delta, steps) in enumerate(rows, len(self.entries))
+        ]
         self.entries += [update.entry for update in opened]
         return opened
 
@@ -468,6 +488,7 @@ class Intake:
         opened = open_update(
             update, self.layout, entry, wants_extra=self.wants_extra, wants_steps=wants_steps
         )
+        opened.position = len(self.entries) - 1
         if opened.extra:
             sq = self.accumulate([opened.extra])[0]
             if not np.isfinite(sq).all():
@@ -522,10 +543,8 @@ class Intake:
         update.raw = self.weighting.weigh(update.weight)
         update.lengths["weight"] = update.raw
         self._cut_weight(update, self.limits.cap(update.raw))
-        if update.far:
-            self._far_unit = self._far_unit or update.counted
-        else:
-            self.unit = self.unit or update.counted
+        key = bool(update.far), update.position // POSITIONS
+        update.unit = self._units.setdefault(key, update.counted)
         self.accepted.append(update)
 
     def _measure(
@@ -624,20 +643,30 @@ class Intake:
         total = math.fsum(weight for weight, _ in known)
         return math.fsum(weight * loss for weight, loss in known) / total if known else None
 
-    def _add_rest(self, update: Opened, weight: float, totals: "Totals") -> None:
-        """Adds what goes with the parameters, and lets go of the update's memory."""
-        if update.buffers:
-            totals.buffers.add(update.buffers, weight)
-        if totals.extra and update.extra:
-            scale = update.extra.clip * self.filter.scale(update.norm)
-            self.accumulate([update.extra], [(totals.extra, [scale])], measure=False)
-        update.tensors, update.buffers, update.extra = [], {}, None
+    def _add_rest(
+        self,
+        updates: Sequence[Opened],
+        totals: Totals,
+        begins: Mapping[int, float],
+        weights: Sequence[float] | None = None,
+    ) -> None:
+        """Adds what goes with the parameters, and lets go of the updates' memory."""
+        for k, update in enumerate(updates):
+            weight = update.counted if weights is None else weights[k]
+            totals.add_buffers(update.buffers, weight, begins=k in begins)
+            if totals.extra and update.extra:
+                scale = update.extra.clip * self.filter.scale(update.norm)
+                first = {0: 1.0} if k in begins else {}
+                into = [(totals.extra, [scale])]
+                self.accumulate([update.extra], into, begins=first, measure=False)
+            update.tensors, update.buffers, update.extra = [], {}, None
 
     def accumulate(
         self,
         updates: Updates,
         into: Sequence[tuple[Sum, Sequence[float]]] = (),
         *,
+        begins: Mapping[int, float] | None = None,
         measure: bool = True,
         factor: float | None = None,
     ) -> np.ndarray:
@@ -650,7 +679,10 @@ class Intake:
             if factor is not None and part.stop >= len(updates):
                 self.total.factor = factor
             sums = [(total, weights[part]) for total, weights in into]
-            squares.append(accumulate(layout, updates[part], self.base, sums, measure=measure))
+            first = {i - k: f for i, f in (begins or {}).items() if k <= i < part.stop}
+            squares.append(
+                accumulate(layout, updates[part], self.base, sums, begins=first, measure=measure)
+            )
         return np.concatenate(squares)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedglad.core.layout import as_tensor
 from fedglad.core.sampling import Coordinates
 from fedglad.core.threads import threads
 from fedglad.core.validate import Opened
@@ -28,6 +29,15 @@ class Scores:
             self._samples.append(self.coordinates.of_rows(rows))
         else:
             self._samples += [self.coordinates.of(update, base) for update in updates]
+
+    def samples(self) -> np.ndarray | None:
+        """What was taken so far, one row an update."""
+        return torch.cat(self._samples).cpu().numpy() if self._samples else None
+
+    def absorb(self, updates: Sequence[Opened], samples: np.ndarray) -> None:
+        """Takes over what was taken elsewhere of updates that were seen there."""
+        self._updates += updates
+        self._samples.append(as_tensor(samples).to(self.coordinates.flat.device))
 
     def judge(self) -> None:
         """Notes each client's score and flags in its line of the record; one left out has none."""

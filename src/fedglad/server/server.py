@@ -28,11 +28,18 @@ from fedglad.optimizers import SGD, Optimizer, Step
 from fedglad.privacy import Central, NoPrivacy
 from fedglad.records import Record, Statistics, Update
 from fedglad.server.averaged import Averaged
-from fedglad.server.compatibility import refuse, refuse_privacy, refuse_shift, refuse_sums
+from fedglad.server.compatibility import (
+    needs_updates,
+    refuse,
+    refuse_privacy,
+    refuse_shift,
+    refuse_sums,
+)
 from fedglad.server.estimated import Estimated, Taking
 from fedglad.server.from_sums import Sums, take_sums
 from fedglad.server.intake import Intake, Outweighed, Skipped
 from fedglad.server.private import take_private
+from fedglad.server.rule import Rule
 from fedglad.server.scores import Scores
 from fedglad.trust import Kept, Trust
 from fedglad.weights import Samples, WeightingState
@@ -496,9 +503,6 @@ class Server:
         population: int | None = None,
     ) -> Intake:
         """What takes in the next round's updates, and adds them to `total`."""
-        model_norm = 0.0
-        if "norm" not in self._limits.usual:
-            model_norm = math.sqrt(float(norms_sq(self.layout, self._theta).sum()))
         return Intake(
             layout=self.layout,
             filter=self.filter,
@@ -516,9 +520,38 @@ class Server:
             scores=scores,
             taking=taking,
             once=self.privacy is not None,
-            model_norm=model_norm,
+            model_norm=self._model_norm(),
             total=total,
         )
+
+    def rule(self, weights: Mapping[int, float] | None = None) -> Rule | None:
+        """What it takes to add up a part of the next round elsewhere; None if that cannot be.
+
+        `weights` are those of the cohort's clients, where a sampler gives them.
+        """
+        if needs_updates(self.filter, self.weighting, self.estimator, self.privacy):
+            return None
+        if self.distances:
+            return None
+        return Rule(
+            filter=self.filter,
+            weighting=self.weighting,
+            weighting_state=self._weighting_state if self.weighting.needs_client else {},
+            wants_extra=self._wants_extra,
+            wants_steps=self._lengths is not None,
+            guard=self.guard,
+            usual=self._limits.usual,
+            model_norm=self._model_norm(),
+            round=self.round,
+            trust=self.trust,
+            weights=weights,
+        )
+
+    def _model_norm(self) -> float:
+        """‖θ‖, as long as no norm of an update is known."""
+        if "norm" in self._limits.usual:
+            return 0.0
+        return math.sqrt(float(norms_sq(self.layout, self._theta).sum()))
 
     def _advance(self, intake: Intake, stats: Statistics, population: int | None) -> Record:
         """The rest of a round, from its numbers and the mean, which is in `_total`, to the record.

@@ -21,11 +21,13 @@ from fedglad.samplers.base import Ask, Cohort, Pool, Sampler, State
 from fedglad.server import Collector
 from fedglad.server.compatibility import refuse_estimator
 from fedglad.server.server import Server
+from fedglad.server.totals import Block
 from fedglad.transforms import Transform
 from fedglad.trust import Alarm
 
-Arrival = Update | Failure | Several | Bundle
-"""What comes back of one client, or of several at once; valid until the next is asked for."""
+Arrival = Update | Failure | Several | Bundle | Block
+"""What comes back of one client, of several at once, or their sums; valid until the next is asked
+for."""
 
 Norms = Callable[[Update | Failure], list[float] | None]
 """The squared norms that a client reports with its update, one a tensor."""
@@ -186,6 +188,8 @@ class Driver:
                 yield replace(arrival, deltas=torch.stack(rows))
             elif isinstance(arrival, list):
                 yield Several(map(self._through, arrival))
+            elif isinstance(arrival, Block):
+                raise TypeError("a transform needs single updates, not their sums")
             else:
                 yield self._through(arrival)
             del arrival

@@ -5,7 +5,7 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -28,11 +28,13 @@ from fedglad.optimizers import Optimizer
 from fedglad.privacy import Central
 from fedglad.records import Bundle, ClientScores, Failure, Round
 from fedglad.rng import stream
-from fedglad.samplers.base import Pool, Sampler
-from fedglad.server.compatibility import refuse_privacy, refuse_transform
+from fedglad.samplers.base import Cohort, Pool, Sampler
+from fedglad.server.compatibility import needs_updates, refuse_privacy, refuse_transform
+from fedglad.server.rule import Rule
 from fedglad.server.server import Server
+from fedglad.server.totals import Block
 from fedglad.simulation.driver import Driver, guard_of
-from fedglad.simulation.engines.base import Engine, Federation, Job, Packed, Updates
+from fedglad.simulation.engines.base import Arrivals, Engine, Federation, Job, Packed
 from fedglad.simulation.stopping import Stopping
 from fedglad.tasks.base import Task, score_of
 from fedglad.tasks.classification import Classification
@@ -55,6 +57,7 @@ class Parts:
     eval_every: int
     model: nn.Module
     data: Federation
+    source: Callable[[], Federation] | None = None  # opens the data on another machine
     task: Task = field(default_factory=Classification)
     start_loss: float = math.inf  # on some test samples, before the first step
     client: Plain
@@ -147,14 +150,14 @@ class Simulation(Driver):
             transform=parts.transform,
             memories=memories,
         )
-        start = twin(parts.model)
         job = Job(
-            lambda: twin(start),
+            twin(parts.model),
             parts.data,
             parts.client,
             parts.task,
             parts.seed,
             self.memories,
+            parts.source,
         )
         try:
             self.engine: Engine = parts.engine.start(job)
@@ -170,7 +173,9 @@ class Simulation(Driver):
                 return
             begin = time.perf_counter()
             cohort = self.draw(self.pool, lambda ids: self.engine.losses(ids, server.packed))
-            groups = self.engine.train(t, cohort.ids, server.packed, server.sent)
+            rule = self._rule(cohort)
+            extra = (rule,) if rule and getattr(self.engine, "sums", False) else ()
+            groups = self.engine.train(t, cohort.ids, server.packed, server.sent, *extra)
             updates = _weighted(t, self._counted(groups), cohort.weights)
             record, alarm = self.step(cohort.ids, updates, population=self.pool.clients)
             self.t = t + 1
@@ -214,6 +219,14 @@ class Simulation(Driver):
             stopping.look_at(played)
             yield played.with_server(server)
 
+    def _rule(self, cohort: Cohort) -> Rule | None:
+        """What an engine needs to add up blocks of the cohort; None if it has to send updates."""
+        single = needs_updates(self.parts.sampler, self.parts.transform)
+        if single or len({*cohort.ids}) < len(cohort.ids):
+            return None
+        weights = cohort.weights
+        return self.server.rule(dict(zip(cohort.ids, weights, strict=True)) if weights else None)
+
     def _lost(self, played: Round) -> str:
         """That training has run away, by the test loss; empty if it has not."""
         loss, start = played.test_loss, self.parts.start_loss
@@ -252,12 +265,15 @@ class Simulation(Driver):
             "up": update + vector * bool(sends) + buffers,
         }
 
-    def _counted(self, groups: Updates) -> Updates:
+    def _counted(self, groups: Arrivals) -> Arrivals:
         """The updates, and in `arrived` how many there were: who failed has sent nothing."""
         self.arrived = 0
         for group in groups:
-            members = group.clients if isinstance(group, Bundle) else group
-            self.arrived += sum(not isinstance(member, Failure) for member in members)
+            if isinstance(group, Block):
+                self.arrived += group.clients - len(group.failures)
+            else:
+                members = group.clients if isinstance(group, Bundle) else group
+                self.arrived += sum(not isinstance(member, Failure) for member in members)
             yield group
             del group
 
@@ -292,10 +308,16 @@ class Simulation(Driver):
         return float(merged @ self.everybody / length) if length else None
 
 
-def _weighted(t: int, groups: Updates, weights: tuple[float, ...] | None) -> Updates:
+def _weighted(t: int, groups: Arrivals, weights: tuple[float, ...] | None) -> Arrivals:
     """The updates with the cohort's weights; a failed client's traceback goes to the log."""
     place = 0
     for group in groups:
+        if isinstance(group, Block):
+            for client, detail in group.failures:
+                _log_failure(t, client, detail)
+            place += group.clients
+            yield group
+            continue
         if isinstance(group, Bundle):
             end = place + len(group.clients)
             yield replace(group, weights=list(weights[place:end])) if weights else group
@@ -303,12 +325,16 @@ def _weighted(t: int, groups: Updates, weights: tuple[float, ...] | None) -> Upd
             continue
         for k, update in enumerate(group):
             if isinstance(update, Failure):
-                if update.detail:
-                    logger.error("round %d: client %s failed:\n%s", t, update.client, update.detail)
+                _log_failure(t, update.client, update.detail)
             elif weights:
                 group[k] = replace(update, weight=weights[place + k])
         place += len(group)
         yield group
+
+
+def _log_failure(t: int, client: Any, detail: str) -> None:
+    if detail:
+        logger.error("round %d: client %s failed:\n%s", t, client, detail)
 
 
 def drawn(data: Any, count: int | Literal["all"], seed: int) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import math
 import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, Protocol
 
 import torch
@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from fedglad.clients.method import Loss, Memory, Plain, Prepare
 from fedglad.clients.workbench import Workbench, as_stored
 from fedglad.core import batch
-from fedglad.core.memory import Memories
+from fedglad.core.layout import twin
+from fedglad.core.threads import threads
 from fedglad.data.federation import Federation
 from fedglad.data.validation import validation_of
 from fedglad.records import Bundle, Failure, Several, Update
 from fedglad.rng import stream
+from fedglad.server.totals import Block
 from fedglad.tasks.base import CHUNK as CHUNK
 from fedglad.tasks.base import Sums, Task, added, chunk_of, finished, ratio
 
@@ -37,14 +39,32 @@ GROUP_BYTES = 1 << 20  # tiny updates are trained, and handed over, in groups of
 
 @dataclass(frozen=True)
 class Job:
-    """What every worker needs to know: the same for all rounds."""
+    """What every worker needs to know: the same for all rounds.
 
-    build: Callable[[], nn.Module]
+    It can be pickled. `source` opens the same data on another machine; without it they are sent.
+    """
+
+    model: nn.Module  # as the run begins; nobody changes it
     data: Federation
     client: Plain
     task: Task | Loss
     seed: int
-    memories: Memories | None = None  # for a method that has them
+    memories: Any = None  # `Memories`, or what stands for them, for a method that has them
+    source: Callable[[], Federation] | None = None
+
+    def build(self) -> nn.Module:
+        """A model of its own."""
+        return twin(self.model)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return _job, (values | {"data": None} if self.source else values,)
+
+
+def _job(values: dict[str, Any]) -> Job:
+    if values["data"] is None:
+        values["data"] = values["source"]()
+    return Job(**values)
 
 
 @dataclass(frozen=True)
@@ -61,8 +81,21 @@ class Call:
 Updates = Iterator[Several | Bundle]
 """Those of a cohort, in its order, by groups of clients; each valid until the next is asked for."""
 
+Arrivals = Iterator[Several | Bundle | Block]
+"""The same, where some may have been added up already."""
+
+
+class EngineLost(RuntimeError):
+    """There is nobody left to train: what was done is saved, and the run can go on later."""
+
 
 class Engine(Protocol):
+    """Trains cohorts, and measures models.
+
+    One that has `sums = True` also takes a `Rule`, and may then yield whole blocks of a cohort as
+    their sums: `train(t, cohort, packed, sent, rule)`.
+    """
+
     def train(self, t: int, cohort: Sequence[int], packed: Packed, sent: Memory) -> Updates:
         """The cohort's updates, in its order."""
         ...
@@ -149,6 +182,23 @@ class Worker:
         if not (memories := self.job.memories):
             return {}
         return memories.read(client, memories.version(client) if version is None else version)
+
+    def rows(self) -> Tensor:
+        """Room for the updates of a group of clients."""
+        layout = self.bench.layout
+        rows = max(1, GROUP_BYTES // (layout.size * layout.dtype.itemsize))
+        return torch.empty(rows, layout.size, dtype=layout.dtype)
+
+    def groups(
+        self, call: Call, clients: Sequence[int], deltas: Tensor
+    ) -> Iterator[Several | Bundle]:
+        """The clients' updates in their order, by groups that have room in `deltas`."""
+        for k in range(0, len(clients), len(deltas)):
+            group = clients[k : k + len(deltas)]
+            with threads(1):
+                pairs = zip(group, deltas[: len(group)], strict=True)
+                reports = [self.train(call, client, out) for client, out in pairs]
+            yield as_group(self.job, group, deltas, reports)
 
     def call(self, t: int, packed: Packed, sent: Memory) -> Call:
         """What the clients of a round are sent, on the device."""

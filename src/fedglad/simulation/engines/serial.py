@@ -2,19 +2,10 @@
 
 from collections.abc import Sequence
 
-import torch
-
 from fedglad.clients.method import Memory
 from fedglad.core import batch
 from fedglad.core.threads import threads
-from fedglad.simulation.engines.base import (
-    GROUP_BYTES,
-    Held,
-    Packed,
-    Updates,
-    Worker,
-    as_group,
-)
+from fedglad.simulation.engines.base import Held, Packed, Updates, Worker
 from fedglad.tasks.base import chunk_of
 
 
@@ -23,19 +14,12 @@ class SerialEngine:
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
-        layout = worker.bench.layout
-        rows = max(1, GROUP_BYTES // (layout.size * layout.dtype.itemsize))
-        self.deltas = torch.empty(rows, layout.size, dtype=layout.dtype)
+        self.deltas = worker.rows()
 
     def train(self, t: int, cohort: Sequence[int], packed: Packed, sent: Memory) -> Updates:
         copied = packed[0].clone(), {name: value.clone() for name, value in packed[1].items()}
         call = self.worker.call(t, copied, sent)
-        for k in range(0, len(cohort), len(self.deltas)):
-            clients = cohort[k : k + len(self.deltas)]
-            with threads(1):
-                pairs = zip(clients, self.deltas[: len(clients)], strict=True)
-                reports = [self.worker.train(call, client, out) for client, out in pairs]
-            yield as_group(self.worker.job, clients, self.deltas, reports)
+        yield from self.worker.groups(call, cohort, self.deltas)
 
     def evaluate(self, packed: Packed, held: Held = "test") -> dict[str, float]:
         n, worker = batch.length(self.worker.held[held][0]), self.worker

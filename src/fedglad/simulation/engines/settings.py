@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from fedglad.simulation.engines.base import Job
     from fedglad.simulation.engines.batched import BatchedEngine
     from fedglad.simulation.engines.local import LocalEngine
+    from fedglad.simulation.engines.ray import RayEngine
     from fedglad.simulation.engines.serial import SerialEngine
 
 DEVICE = "auto: a GPU where there is one; or cpu, cuda, cuda:1, ..."
@@ -52,6 +54,39 @@ class Local:
 
         workers = os.cpu_count() or 1 if self.workers == "auto" else self.workers
         return LocalEngine(job, workers, find_device(self.device), self.client_timeout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ray:
+    """Workers on the machines of a Ray cluster, one thread each; the same bits as serial and local.
+
+    docs/cluster.md says how to start one, and what travels.
+    """
+
+    address: Annotated[str, '"": a cluster of this machine alone; or auto, or host:port'] = ""
+    workers: Annotated[
+        int | Literal["auto"], "processes; auto: one a free CPU, as machines come and go"
+    ] = "auto"
+    cpus: Annotated[float, "CPUs that a worker takes"] = 1.0
+    gpus: Annotated[float, "GPUs that a worker takes, or a share of one; 0: it uses none"] = 0.0
+    client_timeout: Annotated[float, "seconds until a client is given up; 0: never"] = 0
+    patience: Annotated[float, "seconds that a cluster may have no room before the run stops"] = 300
+
+    def __post_init__(self) -> None:
+        if self.workers != "auto" and self.workers < 1:
+            raise ValueError(f"workers = {self.workers!r}: must be 1 or more, or 'auto'")
+        for name in ("cpus", "patience"):
+            if not 0 < (value := getattr(self, name)) < math.inf:
+                raise ValueError(f"{name} = {value!r}: must be greater than 0")
+        for name in ("gpus", "client_timeout"):
+            if not 0 <= (value := getattr(self, name)) < math.inf:
+                raise ValueError(f"{name} = {value!r}: must be 0 or more")
+
+    def start(self, job: Job) -> RayEngine:
+        """Ready to train, with a worker at least."""
+        from fedglad.simulation.engines.ray import RayEngine
+
+        return RayEngine(job, self)
 
 
 @dataclass(frozen=True, kw_only=True)
