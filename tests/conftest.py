@@ -10,8 +10,11 @@ from shutil import disk_usage
 import pytest
 import torch
 import typer.testing
+from cluster_support import nodes, three
 from hypothesis import settings
 from typer.main import get_command
+
+__all__ = ["nodes", "three"]  # one cluster for all tests that ask for it
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")

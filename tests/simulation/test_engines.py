@@ -35,7 +35,9 @@ from torch import Tensor, nn
 from fedglad.clients.method import Plain
 from fedglad.config.schema import simulate
 from fedglad.models.softmax import SoftmaxRegression
-from fedglad.simulation.engines.local import LocalEngine
+from fedglad.simulation.engines import local as local_engine
+from fedglad.simulation.engines.base import find_devices
+from fedglad.simulation.engines.local import LocalEngine, Shared
 from fedglad.simulation.engines.settings import Local, Serial
 
 SERIAL = {"engine.name": "serial"}
@@ -140,6 +142,78 @@ def test_evaluation_in_chunks_is_exact():
     assert results[0] == results[1]
     assert results[0]["loss"] == pytest.approx(loss, rel=1e-6)
     assert results[0]["accuracy"] == hits / 2345
+
+
+# --------------------------------------------------------------------- where there is no fork
+
+SPAWNED = """
+    import multiprocessing, os, signal, sys
+    from contextlib import closing
+    from run_support import *
+    from fedglad.simulation.engines.settings import Local, Serial
+
+    multiprocessing.set_start_method("spawn")
+    given = {**TINY, "rounds": 3, "sampler.clients_per_round": 20, "client.name": "scaffold"}
+    serial = play({**given, "engine.name": "serial"}, model=Normed())
+    assert play({**given, "engine.workers": 2}, model=Normed()) == serial
+
+    with closing(Local(workers=2).start(job(tiny_data(*[9] * 6)))) as engine:
+        zeros = packed(SoftmaxRegression(features=64).build())
+        first = kept(engine.train(0, range(6), zeros, {}))
+        for process in engine.pool.processes:
+            os.kill(process.handle.pid, signal.SIGKILL)
+        assert kept(engine.train(0, range(6), zeros, {})) == first
+        assert engine.evaluate(zeros)["accuracy"] > 0
+    with closing(Serial().start(job(tiny_data(*[9] * 6)))) as engine:
+        assert kept(engine.train(0, range(6), zeros, {})) == first
+    print("same bits")
+
+    try:
+        play(given, data=Watched(20, before=lambda k, attempt: None))
+    except ValueError as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+def test_workers_that_are_spawned_not_forked_give_the_same_bits():
+    script = [sys.executable, "-c", textwrap.dedent(SPAWNED)]
+    done = subprocess.run(script, capture_output=True, text=True, env=environment(), timeout=300)
+    same, refused = done.stdout.splitlines()
+    assert same == "same bits", done.stderr
+    assert refused.startswith("a worker process cannot be sent all that it needs: ")
+    assert refused.endswith('or set engine.name = "serial"')
+
+
+# ---------------------------------------------------------------------------------------- GPUs
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "expected"),
+    [
+        ("auto", 3, ["cuda:0", "cuda:1", "cuda:2"]),
+        ("cuda", 2, ["cuda:0", "cuda:1"]),
+        ("cuda:1", 2, ["cuda:1"]),
+        ("cpu", 2, ["cpu"]),
+        ("auto", 0, ["cpu"]),
+    ],
+)
+def test_workers_are_spread_over_the_gpus(
+    name: str, count: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    assert [str(device) for device in find_devices(name)] == expected
+
+
+def test_each_worker_computes_on_the_next_device(monkeypatch: pytest.MonkeyPatch):
+    used: list[str] = []
+    monkeypatch.setattr(local_engine, "Worker", lambda job, device: used.append(str(device)))
+    nothing, devices = torch.zeros(0, 2), [torch.device("cuda", k) for k in range(2)]
+    shared = Shared(job(tiny_data(3)), devices, nothing, {}, nothing, nothing, nothing)
+    for number in range(5):  # five workers on two GPUs
+        shared(number)
+    assert used == ["cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0"]
 
 
 # ------------------------------------------------------------------------------------- faults

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -81,14 +81,17 @@ class Cluster:
 
     def _join(self, address: str) -> None:
         host, colon, port = address.rpartition(":")
+        local: Any = nullcontext()
         if colon and "//" not in address:
             try:
                 socket.create_connection((host, int(port)), REACHED).close()
             except (OSError, ValueError) as error:
                 raise ValueError(f"no Ray cluster answers at {address!r}: {error}") from None
+            local = _loopback() if _only_local(host, int(port)) else local
         self.connected = True
         try:
-            self.ray.init(address=address, log_to_driver=False, **_QUIET)
+            with local:
+                self.ray.init(address=address, log_to_driver=False, **_QUIET)
         except ConnectionError as error:
             self.connected = False
             raise ValueError(
@@ -116,6 +119,20 @@ class Cluster:
 
 
 _QUIET = {"logging_level": logging.ERROR, "configure_logging": False}
+
+
+def _only_local(host: str, port: int) -> bool:
+    """Whether a cluster listens on the loopback interface alone: Ray would look for it elsewhere,
+    and wait for minutes."""
+    if host not in ("localhost", "127.0.0.1", "::1"):
+        return False
+    from ray.util import get_node_ip_address
+
+    try:
+        socket.create_connection((get_node_ip_address(), port), REACHED).close()
+    except OSError:
+        return True
+    return False
 
 
 @contextmanager

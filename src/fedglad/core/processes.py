@@ -4,13 +4,16 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import time
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
+from pickle import PicklingError
 from typing import Any
 
 import torch
@@ -39,16 +42,30 @@ class Process:
     since: float = 0.0
 
 
-class Pool:
-    """`workers` forked processes with one thread each. `begin` runs in each and returns its Serve.
+def start_method() -> str:
+    """How workers are started: by fork, where a fork is safe and nobody has chosen spawn.
 
-    Forked, not spawned: the data set and the user's own objects are there without being copied.
+    A forked worker has the data set and the user's own objects without a copy; a spawned one is
+    sent them.
     """
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return "spawn" if sys.platform in ("win32", "darwin") or chosen == "spawn" else "fork"
 
-    def __init__(self, workers: int, begin: Callable[[], Serve]) -> None:
+
+class Pool:
+    """`workers` processes with one thread each. `begin`, which is given the worker's number, runs
+    in each and returns its Serve; it must be possible to pickle it where there is no fork."""
+
+    def __init__(self, workers: int, begin: Callable[[int], Serve]) -> None:
         self.begin = begin
         self.window = 2 * workers
-        self.processes = [self._start() for _ in range(workers)]
+        self.processes: list[Process] = []
+        try:
+            for number in range(workers):
+                self.processes.append(self._start(number))
+        except BaseException:
+            self.close()
+            raise
 
     def run(self, messages: Sequence[Any], timeout: float = 0, tries: int = TRIES) -> Iterator[Any]:
         """The answers in order; at most 2 × workers messages are out or waiting to be taken."""
@@ -111,21 +128,29 @@ class Pool:
                 self._replace(k)
                 yield number, Lost(f"no answer within {timeout:g} s")
 
-    def _start(self) -> Process:
-        context = multiprocessing.get_context("fork")
+    def _start(self, number: int) -> Process:
+        context: Any = multiprocessing.get_context(start_method())
         ours, theirs = context.Pipe()
-        handle = context.Process(target=_work, args=(theirs, self.begin, os.getpid()), daemon=True)
+        begin = partial(self.begin, number)
+        handle = context.Process(target=_work, args=(theirs, begin, os.getpid()), daemon=True)
         with warnings.catch_warnings(), _uninterrupted():
             # Python ≥ 3.12 warns of threads that a fork leaves behind. Ours are torch's, and a
             # worker computes on one thread only.
             warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
-            handle.start()
+            try:
+                handle.start()
+            except (AttributeError, TypeError, PicklingError) as error:
+                raise ValueError(
+                    f"a worker process cannot be sent all that it needs: {error}. Here workers are "
+                    "started anew, not forked: define your own classes and functions in a module, "
+                    'not in a function or a notebook, or set engine.name = "serial"'
+                ) from error
         theirs.close()
         return Process(handle, ours)
 
     def _replace(self, k: int) -> None:
         _end(self.processes[k])
-        self.processes[k] = self._start()
+        self.processes[k] = self._start(k)
 
     def _replace_busy(self) -> None:
         for k, process in enumerate(self.processes):
@@ -136,6 +161,9 @@ class Pool:
 @contextmanager
 def _uninterrupted() -> Generator[None]:
     """Ctrl-C waits: in the middle of a fork it would be raised where nobody can catch it."""
+    if sys.platform == "win32":  # has no masks, and no fork
+        yield
+        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -152,7 +180,8 @@ def _end(process: Process) -> None:
 def _work(pipe: Connection, begin: Callable[[], Serve], parent: int) -> None:
     """A worker's life: it ends with its parent, and leaves Ctrl-C to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # it was held back for the fork
+    if sys.platform != "win32":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # it was held back for the fork
     with suppress(OSError, AttributeError):  # Linux can end a child with its parent, even mid-write
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)

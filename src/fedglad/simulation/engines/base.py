@@ -350,5 +350,18 @@ def find_device(name: str) -> torch.device:
     return device
 
 
+def find_devices(name: str) -> list[torch.device]:
+    """Those that workers are spread over: all GPUs for `auto` and a kind without a number.
+
+    >>> find_devices("cpu")
+    [device(type='cpu')]
+    """
+    device = find_device(name)
+    if device.type == "cpu" or ":" in name:
+        return [device]
+    count = getattr(torch, device.type).device_count()
+    return [torch.device(device.type, k) for k in range(count)] or [device]
+
+
 def _on(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     return {name: value.to(device) for name, value in tensors.items()}

@@ -7,6 +7,7 @@ round and client, to the same bits.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,10 +40,15 @@ SHARE = 4
 class LocalEngine:
     """At most 2 × workers groups of updates are in flight, whatever the cohort."""
 
-    def __init__(self, job: Job, workers: int, device: torch.device, client_timeout: float) -> None:
+    def __init__(
+        self,
+        job: Job,
+        workers: int,
+        devices: Sequence[torch.device],
+        client_timeout: float,
+    ) -> None:
         self.job = job
         self.workers = workers
-        self.device = device
         self.client_timeout = client_timeout
         bench = Workbench(job.build(), job.task)  # refuses what cannot be trained
         layout, self.task = bench.layout, bench.task
@@ -55,11 +61,12 @@ class LocalEngine:
         self.slots = torch.zeros(shape, dtype=layout.dtype).share_memory_()
         sends = shape if job.client.server else (0,)
         self.extras = torch.zeros(sends, dtype=layout.dtype).share_memory_()
-        # How often each client's worker has died under it: it must not take its group along.
-        self.deaths = torch.zeros(shape[:2], dtype=torch.int32).share_memory_().numpy()
+        deaths = torch.zeros(shape[:2], dtype=torch.int32).share_memory_()
+        self.deaths = deaths.numpy()
         held = held_sets(job.data, layout.dtype)
         self.sizes = {name: batch.length(x) for name, (x, _) in held.items()}
-        self.pool = Pool(self.workers, self._begin)
+        shared = Shared(job, devices, self.theta, self.sent, self.slots, self.extras, deaths)
+        self.pool = Pool(self.workers, shared)
 
     def train(self, t: int, cohort: Sequence[int], packed: Packed, sent: Memory) -> Updates:
         self.theta.copy_(packed[0])
@@ -128,13 +135,35 @@ class LocalEngine:
     def close(self) -> None:
         self.pool.close()
 
-    def _begin(self) -> Serve:
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """What the workers have of the driver: the job, and the memory through which they talk.
+
+    | field | meaning |
+    |---|---|
+    | `devices` | worker k computes on the k-th, and after the last on the first again |
+    | `theta`, `sent` | what a round's clients are sent |
+    | `slots`, `extras` | room for the updates of a group of clients, and what methods send along |
+    | `deaths` | how often each one's worker has died: it must not take its group along |
+    """
+
+    job: Job
+    devices: Sequence[torch.device]
+    theta: Tensor
+    sent: Memory
+    slots: Tensor
+    extras: Tensor
+    deaths: Tensor
+
+    def __call__(self, number: int) -> Serve:
         """Runs in each worker."""
-        worker = Worker(self.job, self.device)
+        worker = Worker(self.job, self.devices[number % len(self.devices)])
+        all_deaths = self.deaths.numpy()
 
         def train(slot: int, t: int, buffers: Any, clients: Sequence[tuple[int, int]]) -> list[Any]:
             call = worker.call(t, (self.theta, _tensors(buffers)), self.sent)
-            deltas, deaths = self.slots[slot, : len(clients)].unbind(), self.deaths[slot]
+            deltas, deaths = self.slots[slot, : len(clients)].unbind(), all_deaths[slot]
             answers: list[Any] = []
             for at, (client, version) in enumerate(clients):
                 if deaths[at] >= TRIES:

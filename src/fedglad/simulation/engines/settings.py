@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedglad.simulation.engines.serial import SerialEngine
 
 DEVICE = "auto: a GPU where there is one; or cpu, cuda, cuda:1, ..."
+DEVICES = "auto: the GPUs in turn where there are any; or cpu, cuda, cuda:1, ..."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class Local:
     """Worker processes on this machine, one thread each."""
 
     workers: Annotated[int | Literal["auto"], "processes; auto: one a core"] = "auto"
-    device: Annotated[str, DEVICE] = "auto"
+    device: Annotated[str, DEVICES] = "auto"
     client_timeout: Annotated[float, "seconds until a client is given up; 0: never"] = 0
 
     def __post_init__(self) -> None:
@@ -49,11 +50,11 @@ class Local:
 
     def start(self, job: Job) -> LocalEngine:
         """Ready to train, with all its processes."""
-        from fedglad.simulation.engines.base import find_device
+        from fedglad.simulation.engines.base import find_devices
         from fedglad.simulation.engines.local import LocalEngine
 
         workers = os.cpu_count() or 1 if self.workers == "auto" else self.workers
-        return LocalEngine(job, workers, find_device(self.device), self.client_timeout)
+        return LocalEngine(job, workers, find_devices(self.device), self.client_timeout)
 
 
 @dataclass(frozen=True, kw_only=True)
