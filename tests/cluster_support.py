@@ -1,8 +1,8 @@
 """A Ray cluster of three nodes on this machine, which all tests of a session share.
 
-It is started by the first test that asks for it, by a process of its own, and nobody is connected to
-it: a test, or a command in another process, goes to its `address`. A test may kill nodes; `three` of
-them are there again for the next that asks.
+It is started by the first test that asks for it, by a process of its own, and nobody is connected
+to it: a test, or a command in another process, goes to its `address`. A test may kill nodes;
+`three` of them are there again for the next that asks.
 """
 
 import os
@@ -27,8 +27,8 @@ ENVIRONMENT = {
     "RAY_health_check_failure_threshold": "3",
 }
 
-# Lines in: "add", "remove ID", "kill ID"; a line out for each, and the address first. A node's ID is
-# Ray's. Ends with its standard input, and the nodes with it.
+# Lines in: "add GPUS", "remove ID", "kill ID"; a line out for each, and the address first. A node's
+# ID is Ray's. Ends with its standard input, and the nodes with it.
 SERVER = """
 import sys
 from ray.cluster_utils import Cluster
@@ -46,7 +46,7 @@ print(cluster.address, flush=True)
 for line in sys.stdin:
     verb, *names = line.split()
     if verb == "add":
-        node = cluster.add_node(**settings)
+        node = cluster.add_node(**settings, num_gpus=int(names[0]))
         nodes[node.node_id] = node
         print(node.node_id, flush=True)
     else:
@@ -84,9 +84,9 @@ class Nodes:
             self.close()
             raise
 
-    def add(self) -> str:
-        """One more node; its ID."""
-        self.others.append(self._ask("add"))
+    def add(self, gpus: int = 0) -> str:
+        """One more node; its ID. Its GPUs are those that it says it has."""
+        self.others.append(self._ask(f"add {gpus}"))
         return self.others[-1]
 
     def kill(self, node: str) -> None:

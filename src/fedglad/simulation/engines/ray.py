@@ -102,8 +102,7 @@ class RayEngine:
             self.here = None
             if job.source:
                 self.here = About.here(job.data)
-            memories = None if job.memories is None else Carried()
-            self.job_ref = self.ray.put(replace(job, memories=memories))
+            self.job_ref = self.ray.put(self._job_to_send())
             options = {"num_cpus": settings.cpus, "num_gpus": settings.gpus, "max_restarts": 0}
             self.make = self.ray.remote(Trainer).options(**options)
             self._wait_for_one()
@@ -228,11 +227,32 @@ class RayEngine:
             while order:
                 self._send(order, unsent, room)
                 while not order[0].done:
-                    self._receive(order, unsent)
+                    try:
+                        self._receive(order, unsent)
+                    except EngineLost:
+                        if order[0].kind == "train":
+                            raise
+                        self._do_here(order, unsent)
                     self._send(order, unsent, room)
                 yield order.popleft()
         finally:
             self._drop_work()
+
+    def _do_here(self, order: deque[Message], unsent: deque[Message]) -> None:
+        """Measures in this process what nobody else can: a round that was trained is not lost."""
+        unsent.clear()
+        with threads(1):
+            trainer = Trainer(self._job_to_send())
+            for message in [message for message in order if not message.done]:
+                sent, *rest = message.args
+                rest += [self._remembered(message.members)] if message.members else []
+                message.answer = getattr(trainer, message.kind)(self.ray.get(sent), *rest)
+                message.done = True
+
+    def _job_to_send(self) -> Job:
+        """What clients remember stays here, and goes along with the messages."""
+        memories = None if self.job.memories is None else Carried()
+        return replace(self.job, memories=memories)
 
     def _send(self, order: deque[Message], unsent: deque[Message], room: int) -> None:
         """Gives everybody something to do, as far as the window goes."""

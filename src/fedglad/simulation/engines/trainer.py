@@ -104,7 +104,7 @@ class Trainer:
         malloc.keep()
         self.carried = Carried()
         job = replace(job, memories=self.carried if job.memories is not None else None)
-        self.worker = Worker(job, torch.device("cuda") if gpu else CPU)
+        self.worker = Worker(job, given_device(gpu))
         self.deltas = self.worker.rows()
 
     def about(self) -> About:
@@ -191,6 +191,16 @@ def arrays(named: Mapping[str, Tensor]) -> Arrays:
 def tensors(named: Mapping[str, Any]) -> Memory:
     """Views of arrays, which are not to be written."""
     return {name: as_tensor(value) for name, value in named.items()}
+
+
+def given_device(gpu: bool) -> torch.device:
+    """The GPU that Ray has given this worker, the only one that it sees; or the CPU."""
+    if gpu and not torch.cuda.is_available():
+        raise ValueError(
+            f"Ray gave a GPU of {platform.node()} to a worker, but PyTorch sees none there: "
+            "install a build of PyTorch for CUDA on it, or set engine.gpus = 0"
+        )
+    return torch.device("cuda") if gpu else CPU
 
 
 def cpu_type() -> str:
