@@ -47,6 +47,11 @@ def list_(
         raise typer.Exit(2)
     lines = _lines(kind)
     sizes = {name: _parameters(name) for name in lines} if kind == "models" else {}
+    if as_json and kind == "engines":
+        from fedglad.config.catalogue import engines
+
+        print_json(engines())
+        return
     if as_json:
         full = {name: {"about": lines[name], "parameters": size} for name, size in sizes.items()}
         print_json(full or lines)

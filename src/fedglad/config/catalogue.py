@@ -7,6 +7,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from fedglad.config.schema import REGISTRIES, find, meanings
+from fedglad.server.compatibility import needs_updates
 
 FAMILIES = {
     "task": "Tasks",
@@ -45,6 +46,27 @@ def lines(section: str) -> dict[str, str]:
         named = source.split(",")[0] in about
         described[name] = about if named else f"{about.removesuffix('.')} ({source})."
     return described
+
+
+def engines() -> dict[str, dict[str, Any]]:
+    """What there is to know of each engine before one is chosen.
+
+    `exact`: it gives the bits of `serial`. `sums`: it has whole blocks of a cohort summed where
+    they were trained, but with one of `single_updates`, which look at each update.
+    """
+    parts = {
+        section: [name for name in REGISTRIES[section] if needs_updates(find(section, name))]
+        for section in ("sampler", "transform", "filter", "weighting", "estimator", "privacy")
+    }
+    return {
+        name: {
+            "about": about,
+            "exact": getattr(find("engine", name), "exact", True),
+            "sums": (sums := getattr(find("engine", name), "sums", False)),
+            **({"single_updates": parts} if sums else {}),
+        }
+        for name, about in lines("engine").items()
+    }
 
 
 def markdown() -> str:

@@ -114,16 +114,22 @@ def _refuse_client(client: Any, filter: Filter, weighting: Samples, server: Opti
 def needs_updates(*parts: Any) -> bool:
     """Whether one of these parts of a round looks at single updates, so that sums will not do.
 
+    A class counts if its objects look at them, be it in some settings only.
+
     >>> from fedglad.filters import Filter, Krum
     >>> needs_updates(Filter(), Samples()), needs_updates(Krum(f=1), None)
     (False, True)
     """
-    return any(
-        isinstance(part, Estimator | Transform | Central)
-        or getattr(part, "keeps_updates", False)
-        or getattr(part, "distances", False)
-        for part in parts
-    )
+    return any(map(_looks_at_updates, parts))
+
+
+def _looks_at_updates(part: Any) -> bool:
+    kind: type = part if isinstance(part, type) else type(part)
+    keeps: Any = getattr(part, "keeps_updates", False)
+    if isinstance(keeps, property):
+        keeps = "keeps_updates" in vars(kind)
+    single = issubclass(kind, Estimator | Transform | Central)
+    return single or bool(keeps) or bool(getattr(part, "distances", False))
 
 
 def refuse_training(client: Any, engine: Any) -> None:

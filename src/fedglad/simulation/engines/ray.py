@@ -84,7 +84,7 @@ class Hand:
 class RayEngine:
     """Engine and pool in one: it has messages done, in order, by whoever is there."""
 
-    sums = True
+    sums = True  # a `Rule` is of use to it
 
     def __init__(self, job: Job, settings: "Ray") -> None:
         self.job, self.settings = job, settings
@@ -122,7 +122,8 @@ class RayEngine:
         workers = max(1, len(self.hands))
         size = self.layout.size * self.layout.dtype.itemsize
         blocks = -(-len(cohort) // POSITIONS)
-        summed = bool(rule) and not self.settings.client_timeout and blocks >= 2 * workers
+        enough = workers == 1 or blocks >= 2 * workers  # else some would have nothing to do
+        summed = bool(rule) and not self.settings.client_timeout and enough
         most = max(1, GROUP_BYTES // size)  # units of a message: blocks, or clients
         units, unit = (blocks, POSITIONS) if summed else (len(cohort), 1)
         count = min(most, max(1, -(-units // (SHARE * workers)))) * unit

@@ -73,6 +73,8 @@ class Ray:
     client_timeout: Annotated[float, "seconds until a client is given up; 0: never"] = 0
     patience: Annotated[float, "seconds that a cluster may have no room before the run stops"] = 300
 
+    sums: ClassVar[bool] = True  # whole blocks of a cohort come back as their sums
+
     def __post_init__(self) -> None:
         if self.workers != "auto" and self.workers < 1:
             raise ValueError(f"workers = {self.workers!r}: must be 1 or more, or 'auto'")
