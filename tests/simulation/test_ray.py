@@ -7,8 +7,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -339,6 +340,7 @@ def test_an_own_cluster_goes_when_its_driver_is_killed(tmp_path: Path):
     (folder,) = made
     inside = processes(folder)
     assert inside
+    assert listening(inside) == {"127.0.0.1"}
     driver.kill()
     driver.communicate()
     until(lambda: leftovers() == before, 60)
@@ -410,6 +412,26 @@ def processes(folder: str) -> list[int]:
             found += [int(entry.parent.name)] * (folder.encode() in entry.read_bytes())
         except OSError:
             continue
+    return found
+
+
+def listening(pids: list[int]) -> set[str]:
+    """The addresses at which processes wait for connections, by /proc/net."""
+    inodes: set[str] = set()
+    for pid in pids:
+        for entry in Path(f"/proc/{pid}/fd").glob("*"):
+            with suppress(OSError):
+                inodes.add(os.readlink(entry).removeprefix("socket:[").removesuffix("]"))
+    found: set[str] = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            if state == "0A" and rest[5] in inodes:
+                raw = bytes.fromhex(local.partition(":")[0])
+                words = [raw[k : k + 4][::-1] for k in range(0, len(raw), 4)]
+                address = ip_address(b"".join(words))
+                mapped = getattr(address, "ipv4_mapped", None)
+                found.add(str(mapped or address))
     return found
 
 
