@@ -57,6 +57,7 @@ ONLY_IN = {
     "pyarrow": {"data"},
     "dp_accounting": {"privacy"},
     "pandas": {"analysis"},
+    "prometheus_client": {"report"},
 }
 """Heavy libraries, and the folders that may import them."""
 

@@ -149,7 +149,7 @@ def test_a_folder_that_goes_away_is_said(tmp_path: Path):
 def test_nothing_else_is_served(tmp_path: Path, path: str):
     with serving(write(tmp_path, [record(0)])) as server:
         status, _, body = ask(server, path)
-    assert (status, body) == (404, b"There are / and /data.json only.\n")
+    assert (status, body) == (404, b"There are /, /data.json and /metrics only.\n")
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
