@@ -35,7 +35,8 @@ config
 runs
 analysis
 report
-studies flower
+federation
+studies flower nvflare
 cli
 interactive
 """.strip().splitlines()
@@ -48,6 +49,7 @@ OUTSIDE = {"__init__", "__main__", "moved"}  # names that lead into the house
 
 ONLY_IN = {
     "flwr": {"flower"},
+    "nvflare": {"nvflare"},
     "matplotlib": {"report"},
     "transformers": {"models", "data"},
     "scipy": {"samplers"},
