@@ -34,12 +34,21 @@ class TrainingResult:
 class Session(Driver):
     """A run whose clients are elsewhere; a subclass adds the transport."""
 
-    info: ClassVar[Callable[..., None]]  # into the log of whoever carries the messages
-    warn: ClassVar[Callable[..., None]]
-    lost: ClassVar[Callable[[str], None]]  # a warning that the run's folder has already
     hidden: ClassVar[Collection[str]] = ()  # metrics that are no user's
     optimizer: Optimizer  # as it was given, without the number of rounds
     weighting: Samples
+
+    @abstractmethod
+    def info(self, text: str, *values: Any) -> None:
+        """A line in the log of the engine that carries the messages: a user has one log to read."""
+
+    @abstractmethod
+    def warn(self, text: str, *values: Any) -> None:
+        """A warning there, and in the log of the run's folder."""
+
+    @abstractmethod
+    def lost(self, text: str) -> None:
+        """A warning that fedglad's own log has already."""
 
     @abstractmethod
     def name(self, client: int) -> int | str:

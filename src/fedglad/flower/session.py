@@ -50,8 +50,6 @@ from fedglad.weights import Samples
 class Session(federation.Session):
     """A federation whose clients are Flower's nodes: it waits, draws, asks and takes replies in."""
 
-    info, warn = staticmethod(log.info), staticmethod(log.warn)
-    lost = staticmethod(log.only_in_flower)
     hidden = (NORMS,)
 
     def __init__(
@@ -103,6 +101,15 @@ class Session(federation.Session):
         self._memo: dict[Any, Any] = {}  # of the pools
         self._changed = False  # whether another strategy has changed a model that was stepped
         self._started = False  # whether the nodes of a first round were there
+
+    def info(self, text: str, *values: Any) -> None:
+        log.info(text, *values)
+
+    def warn(self, text: str, *values: Any) -> None:
+        log.warn(text, *values)
+
+    def lost(self, text: str) -> None:
+        log.only_in_flower(text)
 
     def name(self, client: int) -> int | str:
         return self.directory.name(client)

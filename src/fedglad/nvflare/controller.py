@@ -1,5 +1,6 @@
 """FedGLAD for NVFlare's ModelController API: our Server behind a controller of a job."""
 
+import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from fedglad.federation.folder import opened
 from fedglad.federation.session import AVERAGED, TrainingResult
 from fedglad.filters import Filter
 from fedglad.nvflare.replies import mean_metrics
-from fedglad.nvflare.session import Session
+from fedglad.nvflare.session import LOGGER, Session
 from fedglad.nvflare.settings import Everyone
 from fedglad.optimizers import SGD, Optimizer
 from fedglad.samplers.base import Sampler
@@ -111,6 +112,8 @@ class FedGLAD(ModelController):
             ignore_result_error=True,  # a client that fails is left out, whatever the others do
             task_check_period=task_check_period,
         )
+        # What NVFlare itself says goes to its log alone, not into that of the run's folder.
+        self.logger = logging.getLogger(LOGGER)
         for name, value in {"num_clients": num_clients, "num_rounds": num_rounds}.items():
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value!r}: must be 1 or more")
@@ -285,6 +288,7 @@ class FedGLAD(ModelController):
 
     def sites(self) -> list[str]:
         """The names of the clients that are connected."""
+        assert self.engine is not None
         names: list[str] = [client.name for client in self.engine.get_clients()]
         return [name for name in names if self.get_client_disconnect_time(name) is None]
 

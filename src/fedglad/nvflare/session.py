@@ -26,7 +26,8 @@ from fedglad.server.server import Server
 from fedglad.simulation.driver import guard_of
 from fedglad.weights import Samples
 
-LOG = Log("nvflare.fedglad")
+LOGGER = "nvflare.app_common.workflows.FedGLAD"  # a name whose lines NVFlare shows
+_log = Log(LOGGER)
 VALIDATE = "validate"
 
 
@@ -46,8 +47,6 @@ class Transport(Protocol):
 
 class Session(federation.Session):
     """A federation whose clients are NVFlare's sites: it draws, asks and takes replies in."""
-
-    info, warn, lost = LOG.info, LOG.warn, LOG.lost
 
     def __init__(
         self,
@@ -87,6 +86,15 @@ class Session(federation.Session):
         self.names: list[str] = []  # a client is its place here
         self._memo: dict[Any, Any] = {}  # of the pools
         self._without: set[str] = set()  # sites that the log already says have no weight, or size
+
+    def info(self, text: str, *values: Any) -> None:
+        _log.info(text, *values)
+
+    def warn(self, text: str, *values: Any) -> None:
+        _log.warn(text, *values)
+
+    def lost(self, text: str) -> None:
+        _log.lost(text)
 
     def name(self, client: int) -> str:
         return self.names[client]

@@ -1,4 +1,4 @@
-"""What the sites of the tests send, by NumPy alone: sites and the tests' own servers both use it."""
+"""What the sites of the tests send, by NumPy alone: the tests' own servers use it, too."""
 
 from collections.abc import Mapping
 from typing import Any
