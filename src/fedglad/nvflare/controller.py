@@ -162,6 +162,7 @@ class FedGLAD(ModelController):
         self.records: list[dict[str, Any]] = []
         self.session: Session | None = None
         self._errors: dict[str, str] = {}  # of the present task, by site
+        self._received: set[str] = set()  # whose reply to it NVFlare has taken
 
     @property
     def averaged(self) -> dict[str, Any]:
@@ -307,7 +308,7 @@ class FedGLAD(ModelController):
                 arrived[reply.meta["client_name"]] = reply
                 news.notify()
 
-        self._errors = errors = {}
+        self._errors, self._received = errors, received = dict[str, str](), set[str]()
         seconds = math.ceil(self.round_timeout or 0)  # NVFlare's 0: without an end
         model = FLModel(params_type=ParamsType.FULL, params=params, current_round=t)
         model.start_round, model.total_rounds = 0, self.num_rounds
@@ -323,8 +324,11 @@ class FedGLAD(ModelController):
                     if site in arrived or over:
                         break
                     news.wait(self._task_check_period)
-            late = seconds and monotonic() - begin >= seconds
-            silent = f"no reply within {seconds} s" if late else "it is gone, or sent no FLModel"
+            silent = "it is gone"
+            if site in received:
+                silent = "its reply is no FLModel"
+            elif seconds and monotonic() - begin >= seconds:
+                silent = f"no reply within {seconds} s"
             yield arrived.pop(site, None) or errors.get(site, silent)
 
     def _accept_train_result(
@@ -336,6 +340,8 @@ class FedGLAD(ModelController):
     ) -> bool:
         """As NVFlare's; keeps the error of a client that failed at the present task."""
         accepted = super()._accept_train_result(client_name, result, fl_ctx, is_unknown_task)
-        if not accepted and not is_unknown_task:
+        if accepted and not is_unknown_task:
+            self._received.add(client_name)
+        elif not is_unknown_task:
             self._errors[client_name] = f"the client failed: {result.get_return_code()}"
         return accepted

@@ -88,7 +88,7 @@ class Site(Executor):
         return make_reply("OK")
 
     def hangs(self, params: Any, meta: Any) -> None:
-        time.sleep(600)
+        time.sleep(45)
 
     def dies(self, params: Any, meta: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
