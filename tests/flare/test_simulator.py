@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedglad import Glad
 from fedglad.averages import EMA
 from fedglad.optimizers import Adam
 from fedglad.runs import Run
@@ -75,7 +76,7 @@ def test_ten_rounds_make_the_model_of_a_plain_server(whole: Played):
     records = whole.records
     assert [r["status"] for r in records] == ["stepped"] * 10
     initial = {name: value.numpy() for name, value in Net().state_dict().items()}
-    settings: dict[str, Any] = {"optimizer": Adam(lr=0.05), "average": EMA()}
+    settings: dict[str, Any] = {"optimizer": Adam(lr=0.05), "adapter": Glad(), "average": EMA()}
     assert same(whole.model(), by_hand(initial, records, **settings))
     assert {c["id"] for r in records for c in r["clients"]} == {f"site-{k}" for k in range(1, 5)}
     assert {len(r["clients"]) for r in records} == {3}
@@ -121,7 +122,7 @@ def test_differences_of_numpy_arrays(python: Path, tmp_path: Path):
     settings = {"num_rounds": 3, "optimizer": ADAM}
     done = play(python, tmp_path, settings, sites=3, persistor=NUMPY, executor={"diff": True})
     initial = {"numpy_key": np.array([[1, 2], [3, 4]], dtype=np.float32)}
-    expected = by_hand(initial, done.records, optimizer=Adam(lr=0.05))
+    expected = by_hand(initial, done.records, optimizer=Adam(lr=0.05), adapter=Glad())
     assert torch.allclose(done.model()["numpy_key"], expected["numpy_key"], atol=1e-5)
     (path,) = done.workspace.rglob("server.npy")
     assert same({"w": np.load(path)}, {"w": done.model()["numpy_key"]})
@@ -159,7 +160,7 @@ def test_each_kind_of_faulty_site_is_left_out_with_its_reason(python: Path, tmp_
         assert expected in (reasons.pop(site) or ""), fault
     assert reasons == {"site-1": None, "site-2": None, "site-3": None}
     initial = {name: value.numpy() for name, value in Net().state_dict().items()}
-    assert same(done.model(), by_hand(initial, done.records))
+    assert same(done.model(), by_hand(initial, done.records, adapter=Glad()))
 
 
 def test_a_run_in_which_nothing_was_trained_ends_as_failed(python: Path, tmp_path: Path):

@@ -70,7 +70,8 @@ class FedGLAD(ModelController):
     | `sizes` | {site: number of samples}, for a sampler that needs them |
     | `seed` | of the cohorts, for a sampler with `seed="run"` |
     | `weighted_by` | the entry of a reply's meta that is its weight; None: all count alike |
-    | `round_timeout` | seconds that a round's replies are waited for; None: without an end |
+    | `round_timeout` | seconds that a round's replies are waited for; None: without an end. |
+    |                 | NVFlare may never notice that a client was killed |
     | `retries` | other cohorts that are asked when too few replies were good |
     | `checkpoint_dir` | the run's folder; starting again with it goes on from the last round |
 
@@ -100,7 +101,7 @@ class FedGLAD(ModelController):
         sizes: Mapping[str, int] | None = None,
         seed: int = 0,
         weighted_by: str | None = "NUM_STEPS_CURRENT_ROUND",
-        round_timeout: float | None = None,
+        round_timeout: float | None = 3600.0,
         retries: int = 2,
         checkpoint_dir: str | PathLike[str] | None = None,
         task_name: str = "train",
