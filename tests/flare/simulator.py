@@ -21,7 +21,6 @@ class Job:
 
     folder: Path
     controller: Mapping[str, Any]
-    sites: int
     executor: Mapping[str, Any] = field(default_factory=dict[str, Any])
     persistor: Mapping[str, Any] | None = None
     path: str = "fedglad.nvflare.FedGLAD"
@@ -63,11 +62,11 @@ class Done:
 class Simulation:
     """A simulator that runs; it and all its sites are one session of processes."""
 
-    def __init__(self, python: Path, job: Job, workspace: Path) -> None:
+    def __init__(self, python: Path, job: Path, sites: int, workspace: Path) -> None:
         self.workspace, self.log = workspace, workspace.with_suffix(".txt")
         module = "nvflare.private.fed.app.simulator.simulator"
-        command = [python, "-m", module, job.write(), "-w", workspace, "-n", job.sites]
-        command += ["-t", job.sites]  # a process for each: else every turn starts one anew
+        command = [python, "-m", module, job, "-w", workspace, "-n", sites]
+        command += ["-t", sites]  # a process for each: else every turn starts one anew
         self._output = self.log.open("w")
         self._process = subprocess.Popen(
             [str(part) for part in command],

@@ -17,8 +17,8 @@ from fedglad.averages import EMA
 from fedglad.optimizers import Adam
 from fedglad.runs import Run
 
-from .custom.net import Net
-from .simulator import Job, Simulation, wait_for
+from .custom.net import Net, Test
+from .simulator import CUSTOM, Job, Simulation, wait_for
 from .sites_support import by_hand, same
 
 pytestmark = pytest.mark.slow
@@ -36,6 +36,7 @@ EVERYTHING: dict[str, Any] = {
     "seed": 4,
     "optimizer": ADAM,
     "average": {"path": "fedglad.averages.EMA", "args": {}},
+    "evaluate": {"path": "net.Test", "args": {}},
 }
 
 
@@ -60,8 +61,8 @@ def play(
 ) -> Played:
     out = place / "out"
     controller = {**controller, "checkpoint_dir": str(out)}
-    made = Job(place / "job", controller, sites, **job)
-    done = Simulation(python, made, place / "workspace").wait()
+    made = Job(place / "job", controller, **job)
+    done = Simulation(python, made.write(), sites, place / "workspace").wait()
     assert done.code == 0, done.output[-3000:]
     return Played(out, done.output, done.workspace)
 
@@ -81,6 +82,10 @@ def test_ten_rounds_make_the_model_of_a_plain_server(whole: Played):
     assert {c["id"] for r in records for c in r["clients"]} == {f"site-{k}" for k in range(1, 5)}
     assert {len(r["clients"]) for r in records} == {3}
     assert all(r["metrics"]["train"]["accuracy"] == 0.5 for r in records)
+    tested = Test()(10, whole.model()), Test()(10, whole.model("averaged"))
+    assert records[-1]["test_accuracy"] == tested[0]["accuracy"]
+    assert records[-1]["averaged_accuracy"] == tested[1]["accuracy"]
+    assert records[0]["metrics"]["initial"] == Test()(0, initial)
     assert "10 of 10 rounds trained" in whole.output  # in the log that the user sees
 
 
@@ -100,8 +105,8 @@ def test_what_reads_a_runs_folder_reads_this_one(whole: Played):
 
 def test_killed_and_started_again_it_has_the_same_bits(whole: Played, python: Path, tmp_path: Path):
     controller = {**EVERYTHING, "checkpoint_dir": str(tmp_path / "out")}
-    job = Job(tmp_path / "job", controller, 4, persistor=TORCH)
-    first = Simulation(python, job, tmp_path / "first")
+    job = Job(tmp_path / "job", controller, persistor=TORCH)
+    first = Simulation(python, job.write(), 4, tmp_path / "first")
     wait_for(tmp_path / "out" / "rounds.jsonl", 4)
     first.kill()
     there = len(Run(tmp_path / "out").rounds())
@@ -126,6 +131,41 @@ def test_differences_of_numpy_arrays(python: Path, tmp_path: Path):
     assert torch.allclose(done.model()["numpy_key"], expected["numpy_key"], atol=1e-5)
     (path,) = done.workspace.rglob("server.npy")
     assert same({"w": np.load(path)}, {"w": done.model()["numpy_key"]})
+
+
+JOB = """
+from fedglad.averages import EMA
+from fedglad.nvflare import FedGLAD
+from fedglad.optimizers import Adam
+from net import Net
+from nvflare.app_opt.pt.job_config.model import PTModel
+from nvflare.job_config.api import FedJob
+from sites import Site
+
+job = FedJob(name="job", min_clients=1)
+adam = Adam(lr=0.05, betas=(0.8, 0.95))
+job.to_server(FedGLAD(num_rounds=2, optimizer=adam, average=EMA(), checkpoint_dir={out!r}))
+job.to_server(PTModel(Net()))
+job.to_clients(Site(diff=True))
+job.export_job({place!r})
+"""
+
+
+def test_a_job_that_was_made_in_python(python: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    text = JOB.format(out=str(out), place=str(tmp_path))
+    done = subprocess.run(
+        [python, "-c", text], cwd=CUSTOM, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    played = Simulation(python, tmp_path / "job", 2, tmp_path / "workspace").wait()
+    assert played.code == 0, played.output[-3000:]
+    records = Run(out).rounds()
+    initial = {name: value.numpy() for name, value in Net().state_dict().items()}
+    adam = Adam(lr=0.05, betas=(0.8, 0.95))
+    expected = by_hand(initial, records, optimizer=adam, adapter=Glad(), average=EMA())
+    for name, value in load_file(out / "model.safetensors").items():  # differences are rounded
+        assert torch.allclose(value, expected[name], atol=1e-5)
 
 
 FAULTS = {
@@ -166,7 +206,7 @@ def test_each_kind_of_faulty_site_is_left_out_with_its_reason(python: Path, tmp_
 def test_a_run_in_which_nothing_was_trained_ends_as_failed(python: Path, tmp_path: Path):
     controller = {"num_rounds": 1, "retries": 0, "checkpoint_dir": str(tmp_path / "out")}
     faults = {f"site-{k}": "raises" for k in (1, 2)}
-    job = Job(tmp_path / "job", controller, 2, {"faults": faults}, TORCH)
-    done = Simulation(python, job, tmp_path / "workspace").wait()
+    job = Job(tmp_path / "job", controller, {"faults": faults}, TORCH)
+    done = Simulation(python, job.write(), 2, tmp_path / "workspace").wait()
     assert "none of 1 rounds could be trained, the model is the initial one" in done.output
     assert Run(tmp_path / "out").rounds()[0]["status"] == "skipped"
