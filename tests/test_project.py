@@ -167,6 +167,8 @@ def test_the_public_names_are_pinned():
     "name", ["fedglad", *(m.name for m in pkgutil.walk_packages(fedglad.__path__, "fedglad."))]
 )
 def test_doctests_run(name: str):
+    if name == "fedglad.nvflare.controller":
+        pytest.importorskip("nvflare")
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 

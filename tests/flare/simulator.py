@@ -32,6 +32,7 @@ class Job:
         components = [] if self.persistor is None else [{"id": "persistor", **self.persistor}]
         server = {
             "format_version": 2,
+            "server": {"task_request_interval": 0.2},  # seconds after which a site asks again
             "workflows": [{"id": "controller", "path": self.path, "args": dict(self.controller)}],
             "components": components,
         }

@@ -24,3 +24,12 @@ class Test:
         """The loss is the mean of |θ|, the accuracy what is left of 1."""
         sizes = [float(np.abs(np.asarray(v)).mean()) for v in params.values()]
         return {"loss": sum(sizes), "accuracy": 1 / (1 + sum(sizes))}
+
+
+class Large(nn.Module):
+    """1.2 million parameters, for the benchmark."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.layers = nn.Sequential(nn.Linear(784, 1200), nn.Linear(1200, 200), nn.Linear(200, 10))
