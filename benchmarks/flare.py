@@ -13,6 +13,7 @@ import statistics
 import sys
 import tempfile
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def measure(controller: str, model: str, rounds: int) -> list[float]:
         if done.code:
             sys.exit(f"{controller} failed:\n{done.output[-3000:]}")
     sent = [datetime.strptime(at, "%Y-%m-%d %H:%M:%S,%f") for at in SENT.findall(done.output)]
-    gaps = [(after - before).total_seconds() for before, after in zip(sent, sent[1:], strict=False)]
+    gaps = [(after - before).total_seconds() for before, after in pairwise(sent)]
     return gaps[1:]
 
 

@@ -27,6 +27,12 @@ def made(params: Any, **settings: Any) -> Update:
     return update_of(reply(params, **settings), 3, ours.state, ours.layout, 5.0)
 
 
+def weighing(value: Any) -> Any:
+    """A reply that says this of its weight."""
+    meta: dict[str, Any] = {WEIGHT: value}
+    return reply({}, **meta)
+
+
 def test_full_weights_are_the_trained_model_itself():
     params = model()
     update = made(params, metrics={"train_loss": 0.25})
@@ -104,18 +110,18 @@ def test_a_difference_that_lacks_a_tensor_or_has_another_is_rejected_by_the_serv
 
 @pytest.mark.parametrize("value", [40, 40.0, np.int64(40), torch.tensor(40)])
 def test_a_weight_is_a_number(value: Any):
-    assert weight_of(reply({}, **{WEIGHT: value}), WEIGHT) == 40.0
+    assert weight_of(weighing(value), WEIGHT) == 40.0
 
 
 def test_no_weight_counts_as_one_as_in_fedavg():
     assert weight_of(reply({}), WEIGHT) == 1.0
-    assert weight_of(reply({}, **{WEIGHT: 9}), None) == 1.0
+    assert weight_of(weighing(9), None) == 1.0
 
 
 @pytest.mark.parametrize("value", [0, -3, float("nan"), float("inf"), "many", True, [1, 2]])
 def test_a_senseless_weight_is_said(value: Any):
     with pytest.raises(Unusable, match="not a positive finite number"):
-        weight_of(reply({}, **{WEIGHT: value}), WEIGHT)
+        weight_of(weighing(value), WEIGHT)
 
 
 def test_metrics_are_finite_numbers_with_names():

@@ -122,7 +122,10 @@ def test_sites_that_come_later_get_the_next_places():
 
 
 def test_a_run_that_goes_on_has_the_same_bits(tmp_path: Path):
-    settings = {"sampler": Uniform(clients_per_round=3, seed="run"), "optimizer": Adam(lr=0.1)}
+    settings: dict[str, Any] = {
+        "sampler": Uniform(clients_per_round=3, seed="run"),
+        "optimizer": Adam(lr=0.1),
+    }
     whole, records = play(Sites(*FIVE), 6, tmp_path / "whole", average=EMA(), **settings)
 
     class Killed(Sites):

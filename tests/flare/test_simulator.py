@@ -210,3 +210,19 @@ def test_a_run_in_which_nothing_was_trained_ends_as_failed(python: Path, tmp_pat
     done = Simulation(python, job.write(), 2, tmp_path / "workspace").wait()
     assert "none of 1 rounds could be trained, the model is the initial one" in done.output
     assert Run(tmp_path / "out").rounds()[0]["status"] == "skipped"
+
+
+def test_without_an_adapter_it_is_nvflares_fedavg(python: Path, tmp_path: Path):
+    ours = play(python, tmp_path, {"num_rounds": 3, "adapter": None}, sites=3, persistor=NUMPY)
+    job = Job(
+        tmp_path / "theirs",
+        {"num_clients": 3, "num_rounds": 3},
+        persistor=NUMPY,
+        path="nvflare.app_common.workflows.fedavg.FedAvg",
+    )
+    theirs = Simulation(python, job.write(), 3, tmp_path / "fedavg").wait()
+    assert theirs.code == 0, theirs.output[-3000:]
+    (path,) = theirs.workspace.rglob("server.npy")
+    model = ours.model()["numpy_key"].numpy()
+    assert np.allclose(np.load(path), model, atol=1e-5)
+    assert not np.allclose(model, [[1, 2], [3, 4]], atol=1e-2)

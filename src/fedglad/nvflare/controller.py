@@ -1,5 +1,7 @@
 """FedGLAD for NVFlare's ModelController API: our Server behind a controller of a job."""
 
+# pyright: reportMissingTypeStubs=false
+
 import logging
 import math
 import threading

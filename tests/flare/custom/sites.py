@@ -1,5 +1,7 @@
 """Executors of the tests: sites that reply with known models, and one fault each where told so."""
 
+# pyright: reportMissingTypeStubs=false
+
 import os
 import signal
 import time
@@ -29,8 +31,8 @@ class Site(Executor):
         self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
     ) -> Shareable:
         """One task."""
-        model = FLModelUtils.from_shareable(shareable)
-        site, t = fl_ctx.get_identity_name(), model.current_round
+        model: Any = FLModelUtils.from_shareable(shareable)
+        site, t = str(fl_ctx.get_identity_name()), model.current_round
         torches = isinstance(next(iter(model.params.values())), torch.Tensor)
         sent = {name: np.asarray(value) for name, value in model.params.items()}
         params: dict[str, Any] = dict(trained(sent, number(site), t))

@@ -1,6 +1,6 @@
 """What a site does when the server asks. Its data stay here; only weights and counts leave."""
 
-import nvflare.client as flare
+import nvflare.client as flare  # pyright: ignore[reportMissingTypeStubs]
 from digits_task import CLIENT, SEED, Net, load_client, partition_of
 
 from fedglad.federation.client import fit
@@ -14,7 +14,7 @@ while flare.is_running():
     received = flare.receive()
     if received is None:
         break
-    model.load_state_dict(received.params)
+    model.load_state_dict(received.params or {})
     # The batches of this site in this round: the same in every run with this seed.
     rng = stream(SEED, "client", received.current_round or 0, partition_of(site))
     loss = fit(model, CLIENT, x, y, rng)  # or your own loop: train `model` in place
