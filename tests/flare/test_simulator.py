@@ -188,7 +188,7 @@ def test_each_kind_of_faulty_site_is_left_out_with_its_reason(python: Path, tmp_
     done = play(
         python,
         tmp_path,
-        {"num_rounds": 2, "round_timeout": 20, "retries": 0},
+        {"num_rounds": 2, "round_timeout": 20},
         sites=15,
         persistor=TORCH,
         executor={"faults": {site: fault for site, (fault, _) in FAULTS.items()}},
