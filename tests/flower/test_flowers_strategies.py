@@ -7,6 +7,7 @@ and the steps they take can be written down.
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def delta(t: int) -> Arrays:
     """Δ_t, the mean by the clients' samples."""
     parts = [moves(t, k) for k in range(COUNT)]
     return {
-        name: sum(w * part[name] for w, part in zip(WEIGHTS, parts, strict=True)) / sum(WEIGHTS)
+        name: np.average([part[name] for part in parts], axis=0, weights=WEIGHTS)
         for name in parts[0]
     }
 
@@ -72,8 +73,7 @@ def ours(optimizer: Any) -> FedGLAD:
 
 def steps(models: list[Arrays]) -> list[Arrays]:
     return [
-        {name: after[name] - before[name] for name in before}
-        for before, after in zip(models, models[1:], strict=False)
+        {name: after[name] - before[name] for name in before} for before, after in pairwise(models)
     ]
 
 
@@ -164,8 +164,9 @@ def test_fedyogi_is_yogi_whose_v_starts_as_the_square_of_tau(side: str):
     if side == "ours":
         found, _ = trained(ours(Yogi(lr=0.05, betas=(beta1, beta2), eps=tau)))
     else:
-        settings = {"eta": 0.05, "beta_1": beta1, "beta_2": beta2, "tau": tau}
-        found, _ = trained(FedYogi(fraction_evaluate=0.0, **settings))
+        found, _ = trained(
+            FedYogi(fraction_evaluate=0.0, eta=0.05, beta_1=beta1, beta_2=beta2, tau=tau)
+        )
     for name in delta(0):
         m, v = 0.0, tau**2 if side == "ours" else 0.0
         for t, step in enumerate(steps(found)):
