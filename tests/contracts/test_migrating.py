@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedglad import Guard, Server, Update
+from fedglad import Glad, Guard, Server, Update
 from fedglad.adapters import REGISTRY as ADAPTERS
 from fedglad.averages import EMA
 from fedglad.core.checkpoint import CheckpointError
@@ -51,7 +51,7 @@ def moved(old: Server, new: Server) -> None:
 def test_a_kept_tensor_goes_on_with_its_moments_its_average_and_its_baseline(name: str):
     parts: dict[str, Any] = {
         "optimizer": OPTIMIZERS[name](lr=0.1),
-        "adapter": ADAPTERS["glad"](gamma=0.5),
+        "adapter": Glad(gamma=0.5),
     }
     if name != "schedule-free":
         parts["average"] = EMA(beta=0.5)
