@@ -36,7 +36,8 @@ runs
 analysis
 report
 federation
-studies flower nvflare
+studies flower
+nvflare
 cli
 interactive
 """.strip().splitlines()

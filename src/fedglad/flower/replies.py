@@ -9,9 +9,6 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
 from fedglad.core.validate import as_number
-from fedglad.federation.metrics import accuracy_of as accuracy_of
-from fedglad.federation.metrics import loss_of as loss_of
-from fedglad.federation.metrics import plain as metrics_as_json
 from fedglad.flower.mods import NORMS
 
 LONGEST = 500  # letters that are kept of a client's error, or that the name of a metric may have
@@ -91,11 +88,6 @@ def _view(array: Array) -> np.ndarray:
         raise ValueError("it is cut off")
     flat = np.frombuffer(array.data, dtype, count, stream.tell())
     return flat.reshape(shape, order="F" if fortran else "C")
-
-
-def plain(metrics: Mapping[str, object] | None) -> dict[str, object]:
-    """Metrics as JSON types, but the norms; what is not finite becomes null."""
-    return metrics_as_json(metrics, (NORMS,))
 
 
 def mean_metrics(contents: list[RecordDict], key: str) -> MetricRecord:
