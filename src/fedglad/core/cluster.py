@@ -66,6 +66,18 @@ class Cluster:
         """Those that are alive."""
         return [node for node in self.ray.nodes() if node["Alive"]]
 
+    @property
+    def deaths(self) -> tuple[type[Exception], ...]:
+        """What Ray raises where a worker, its node or what it had is gone."""
+        errors = self.ray.exceptions
+        return (
+            errors.RayActorError,
+            errors.ObjectLostError,
+            errors.NodeDiedError,
+            errors.WorkerCrashedError,
+            errors.OutOfMemoryError,
+        )
+
     def close(self) -> None:
         """Ends the connection, and a cluster of our own with its folder."""
         if self.connected:

@@ -78,8 +78,8 @@ Message = tuple[str, Round | None, str]
 
 DONE = ("kept", "finished")
 ENDS = (*DONE, "failed", "stopped")
-
-STOPPED: Message = ("stopped", None, "stopped before its end, saved")
+CUT = "stopped before its end, saved"
+"""The reason of an end that is "stopped"."""
 
 
 class Running(Protocol):

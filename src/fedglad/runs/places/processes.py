@@ -18,7 +18,7 @@ from fedglad.core.interruptible import on_interrupt
 from fedglad.records import Round
 from fedglad.runs.folder import Interrupted, RunError
 from fedglad.runs.own_code import code_of
-from fedglad.runs.places.base import STOPPED, Event, Message, Task, alone
+from fedglad.runs.places.base import CUT, Event, Message, Task, alone
 
 STDOUT, STDERR = 1, 2
 SAFE_PATH = "PYTHONSAFEPATH"
@@ -190,7 +190,7 @@ def _run(
             busy=busy,
         )
     except (Interrupted, KeyboardInterrupt):
-        return STOPPED
+        return "stopped", None, CUT
     except Exception as error:
         traceback.print_exc()
         plain = type(error) in (ValueError, ConfigError, RunError)
