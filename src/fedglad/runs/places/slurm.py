@@ -6,6 +6,7 @@ checkpoint. To try it, `cluster=local` has submitit start the jobs as processes 
 
 import os
 import pickle
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -73,7 +74,10 @@ class OnSlurm:
         self.cluster = str(given.pop("cluster", "slurm"))
         if self.cluster not in ("slurm", "local"):
             raise ConfigError(f"cluster = {self.cluster!r}: choose slurm, or local to try it here")
+        if "time" in given:
+            raise ConfigError(f"time = {given['time']!r}: say it as timeout_min, in minutes")
         make_folder(out)
+        self.failed = False
         self.parent = out.resolve() / "slurm"
         self.parent.mkdir(exist_ok=True)
         self.folder = Path(tempfile.mkdtemp(prefix="jobs-", dir=self.parent))
@@ -85,14 +89,8 @@ class OnSlurm:
         except (RuntimeError, ValueError, NameError, AssertionError) as error:
             self.close()
             raise ConfigError(f"Slurm cannot be asked: {error}") from None
-        self.jobs = jobs
+        self.room = (jobs or os.cpu_count() or 1) if self.cluster == "local" else sys.maxsize
         self.unsent: list[SlurmRun] = []
-        self.failed = False
-
-    @property
-    def room(self) -> int:
-        """Slurm has a queue of its own."""
-        return self.jobs or 1_000_000 if self.cluster == "local" else 1_000_000
 
     def start(self, task: Task) -> "SlurmRun":
         """Notes it: what is started at once is sent at once, as one array."""
@@ -112,7 +110,7 @@ class OnSlurm:
 
     def close(self) -> None:
         """The jobs' own files stay if something failed, as their logs may say why."""
-        if not getattr(self, "failed", False):
+        if not self.failed:
             rmtree(self.folder, ignore_errors=True)
         with suppress(OSError):
             self.parent.rmdir()
@@ -135,7 +133,7 @@ class SlurmRun:
     def __init__(self, place: OnSlurm, task: Task) -> None:
         self.place, self.task = place, task
         self.job: Any = None
-        self.stopping = False
+        self.stopping = self.cancelled = False
         folder = task.folder.resolve()
         sent = replace(task, folder=folder, config=as_asked(task.config), settings={}, rule=None)
         stop = place.folder / STOP
@@ -143,7 +141,7 @@ class SlurmRun:
 
     @property
     def done(self) -> bool:
-        return self.job is not None and self.job.done()
+        return self.cancelled or (self.job is not None and self.job.done())
 
     def events(self) -> list[Event]:
         what, reason = self._outcome()
@@ -156,13 +154,19 @@ class SlurmRun:
         self.stopping = True
         self.place.stop()
         if self.job is not None and self.job.state == "PENDING":
-            self.job.cancel()
+            self._cancel()
 
     def end(self, seconds: float = 5.0) -> None:
-        if self.job is not None and not self.job.done():
-            self.job.cancel()
+        if self.job is not None and not self.done:
+            self._cancel()
+
+    def _cancel(self) -> None:
+        self.job.cancel()
+        self.cancelled = True  # Slurm says so minutes later
 
     def _outcome(self) -> tuple[str, str]:
+        if self.cancelled:
+            return "stopped", CUT
         try:
             what, _, reason = self.job.result()
         except Exception as error:  # submitit's, of jobs that have left no result
