@@ -366,7 +366,7 @@ def test_what_fails_fails_by_itself(
         made("good", "seed=1"),
         made("unread", "seed=1", data__name="run_support:Unreadable"),
         made("ray", "seed=1", engine__name="ray"),
-        made("dies", "seed=1", data__name="run_support:Raising", data__kills=3),
+        made("dies", "seed=1", data__name="run_support:Raising", data__kills=4, data__raises=-1),
         made("taken", "seed=2"),
         made("other", "seed=3", data__seed=4),
     ]
