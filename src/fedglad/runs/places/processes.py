@@ -52,7 +52,7 @@ class Job:
         """`shown` is the task that its events name."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__, "fedglad.runs.running", "pydantic"])
-        with on_interrupt(signal.SIG_IGN), _safe_path():  # it inherits both while it imports
+        with on_interrupt(signal.SIG_IGN), safe_path():  # it inherits both while it imports
             forkserver.ensure_running()
         self.task, self.stopping = shown or task, False
         code = code_of(task.config)
@@ -90,17 +90,18 @@ class Job:
 
 
 @contextmanager
-def _safe_path() -> Generator[None]:
+def safe_path() -> Generator[None]:
     """Python processes that are started meanwhile do not look for modules in the working folder."""
     before = os.environ.get(SAFE_PATH)
     os.environ[SAFE_PATH] = "1"
     try:
         yield
     finally:
-        _set_safe_path(before)
+        set_safe_path(before)
 
 
-def _set_safe_path(value: str | None) -> None:
+def set_safe_path(value: str | None) -> None:
+    """As it was before; None: it was not set."""
     if value is None:
         os.environ.pop(SAFE_PATH, None)
     else:
@@ -118,7 +119,7 @@ def _work(
     scratch: Path | None,
 ) -> None:
     """Runs the task; leaves Ctrl-C to the parent process, and ends with it."""
-    _set_safe_path(safe_path)  # of the user's own code, which may start Python too
+    set_safe_path(safe_path)  # of the user's own code, which may start Python too
     os.setpgrp()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     watch = threading.Thread(target=_end_with_parent, args=(scratch,), daemon=True)

@@ -49,6 +49,7 @@ class Order:
     modules: Files
     code: Mapping[str, str]
     folder: str  # in which the sweep works, if there is such a one
+    shown: str  # the run's folder there
     files: Files  # of a run that goes on
     data: str  # their checksum
 
@@ -81,7 +82,7 @@ class Runner:
             raise RunError(f"on {about.node} its own code is another one than where the sweep is")
         folder.mkdir()
         unpack(order.files, folder)
-        self.task = replace(task, folder=folder)
+        self.task, self.shown = replace(task, folder=folder), order.shown
         self.job, self.copied = Job(self.task), set[str]()
         return about
 
@@ -89,7 +90,8 @@ class Runner:
         """What has happened since, or within a moment."""
         news: list[Message] = []
         while self.job.pipe.poll(0 if news else LISTEN):
-            news.append(self.job.receive())
+            what, done, reason = self.job.receive()
+            news.append((what, done, reason.replace(str(self.task.folder), self.shown)))
             if news[-1][0] in ENDS:
                 self.job.end()
                 break
@@ -110,8 +112,8 @@ class Runner:
 
     def result(self) -> tuple[Files, str]:
         """All that the run has left, and its log."""
-        log = self.task.folder / "log.txt"
-        return packed(self.task.folder), log.read_text("utf-8", errors="replace")
+        log = (self.task.folder / "log.txt").read_text("utf-8", errors="replace")
+        return packed(self.task.folder), log.replace(str(self.task.folder), self.shown)
 
     def close(self) -> None:
         """Leaves nothing here."""
@@ -268,6 +270,7 @@ class RayRun:
             modules=user_code.own_files(task.config.own_names().values()),
             code=code_of(task.config),
             folder=os.getcwd(),
+            shown=str(task.folder),
             files=packed(task.folder),
             data=self.place.checksum(task.config),
         )

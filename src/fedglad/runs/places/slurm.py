@@ -20,7 +20,7 @@ from fedglad.config.schema import ConfigError
 from fedglad.runs.folder import make_folder
 from fedglad.runs.own_code import code_of
 from fedglad.runs.places.base import CUT, Event, Message, Task, as_asked, cpus_of
-from fedglad.runs.places.processes import attempt
+from fedglad.runs.places.processes import SAFE_PATH, attempt, safe_path, set_safe_path
 
 NEEDED = 'install submitit with pip install "fedglad[slurm]"'
 MINUTES = 240  # that a job may take, unless it is said; then it is queued again
@@ -46,8 +46,10 @@ class Resumable:
     code: Mapping[str, str]
     folder: str
     stop: Path  # a file that tells running jobs to save and end
+    safe: str | None  # what the sweep has for PYTHONSAFEPATH
 
     def __call__(self) -> Message:
+        set_safe_path(self.safe)
         os.chdir(self.folder)
         return attempt(pickle.loads(self.task), self.code, lambda message: None, self._asked)
 
@@ -122,7 +124,8 @@ class OnSlurm:
         if not any(name in self.options for name in ("cpus_per_task", "slurm_cpus_per_task")):
             cpus = max(cpus_of(run.task.config) for run in unsent)
             self.executor.update_parameters(cpus_per_task=cpus)
-        jobs = self.executor.submit_array([run.call for run in unsent])
+        with safe_path():
+            jobs = self.executor.submit_array([run.call for run in unsent])
         for run, job in zip(unsent, jobs, strict=True):
             run.job = job
 
@@ -137,7 +140,9 @@ class SlurmRun:
         folder = task.folder.resolve()
         sent = replace(task, folder=folder, config=as_asked(task.config), settings={}, rule=None)
         stop = place.folder / STOP
-        self.call = Resumable(pickle.dumps(sent), code_of(task.config), os.getcwd(), stop)
+        self.call = Resumable(
+            pickle.dumps(sent), code_of(task.config), os.getcwd(), stop, os.environ.get(SAFE_PATH)
+        )
 
     @property
     def done(self) -> bool:
