@@ -303,7 +303,8 @@ def test_what_has_come_back_goes_on_elsewhere(
             if three.others and len(counts) == 3 and min(counts) >= 4:
                 for node in [*three.others]:
                     three.kill(node)
-    assert {event.what for event in told} == {"started", "round", "again", "finished"}
+    what = {event.what for event in told} - {"waiting"}  # for the one CPU that is left
+    assert what == {"started", "round", "again", "finished"}
     assert [outcome(task.folder) for task in todo] == alone
     for task in todo:
         rounds = [event.round.t for event in told if event.round and event.task == task]
@@ -380,7 +381,7 @@ def test_what_fails_fails_by_itself(
     todo[5].folder.write_text("mine")
     real = OnRay.checksum
     other: Callable[[Any, Any], str] = lambda place, config: (  # noqa: E731
-        "0" * 16 if config == todo[6].config else real(place, config)
+        "0" * 16 if config.seed == 3 else real(place, config)
     )
     monkeypatch.setattr(OnRay, "checksum", other)
     with closing(OnRay(nodes.address)) as place:

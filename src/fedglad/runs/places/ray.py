@@ -35,7 +35,7 @@ from fedglad.simulation.engines.trainer import About, cpu_type
 
 TICK = 0.2  # seconds after which is looked again at who has come, and whether to stop
 LISTEN = 1.0  # seconds that a worker waits for news of its run
-PATIENCE = 20.0  # seconds that a run waits for a machine until that is said
+PATIENCE = 60.0  # seconds that a run waits for a machine until that is said
 COPY = 30.0  # seconds after which the state of a run that goes on is fetched again
 
 logger = logging.getLogger("fedglad")
