@@ -213,7 +213,7 @@ def test_own_code_goes_along_to_a_machine_that_has_none(tmp_path: Path):
 
 def scratch() -> set[Path]:
     """Where runs train, on this machine's nodes."""
-    return {*Path("/tmp").glob("fedglad-run-*")}
+    return {*Path("/tmp").glob("fedglad-sweep-*")}
 
 
 def runners() -> set[int]:
@@ -222,7 +222,9 @@ def runners() -> set[int]:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             command, where = (entry / "cmdline").read_bytes(), os.readlink(entry / "cwd")
-            forked = b"forkserver" in command and "TMPDIR=/tmp/fedglad-run-" in _environment(entry)
+            forked = b"forkserver" in command and "TMPDIR=/tmp/fedglad-sweep-" in _environment(
+                entry
+            )
         except OSError:
             continue
         if (b"ray::Runner" in command or forked) and where:

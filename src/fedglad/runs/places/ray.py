@@ -59,7 +59,7 @@ class Runner:
 
     def begin(self, order: Order) -> About:
         """Starts the run."""
-        self.scratch = Scratch("fedglad-run-")
+        self.scratch = Scratch("fedglad-sweep-")
         modules, folder = self.scratch.folder / "modules", self.scratch.folder / "run"
         unpack_modules(order.modules, modules)
         sys.path.append(str(modules))
