@@ -60,6 +60,7 @@ ONLY_IN = {
     "dp_accounting": {"privacy"},
     "pandas": {"analysis"},
     "prometheus_client": {"report"},
+    "submitit": {"runs"},
 }
 """Heavy libraries, and the folders that may import them."""
 
