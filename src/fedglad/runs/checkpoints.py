@@ -14,7 +14,8 @@ from fedglad.core import checkpoint, checksums, files
 from fedglad.core.memory import Memories
 from fedglad.runs.folder import Records, Run, RunError
 from fedglad.runs.models import UNUSABLE, Best
-from fedglad.runs.reader import CLIENT_SCORES, Lines, objects
+from fedglad.runs.parts import cut
+from fedglad.runs.reader import BULK, CLIENT_SCORES, ROUNDS_FILE, Lines, objects
 from fedglad.simulation.driver import Driver
 from fedglad.trust import Alarm
 
@@ -60,7 +61,7 @@ def restore(
         if on_lost:
             on_lost(lost)
 
-    lines, lacking, memories = run.lines(), "", dict[str, Any]()
+    lines, lacking, memories = run.lines(without=BULK), "", dict[str, Any]()
     by_client = run.lines(CLIENT_SCORES)
     records, beginning = objects(lines.records), driver.state()
     paths = _checkpoints(folder)
@@ -111,12 +112,9 @@ def restore(
     places = {store: place for place, store in _places(run.folder, driver).items()}
     for store in driver.stores:
         store.restore(driver.t, memories.get(places.get(store, "")) if driver.t else None)
-    text = b"".join(line + b"\n" for line in lines.raw[: driver.t])
-    files.write_text(run.folder / "rounds.jsonl", text.decode("utf-8", "replace"))
+    cut(run.folder / ROUNDS_FILE, driver.t)
     if os.path.lexists(run.folder / CLIENT_SCORES):
-        kept = by_client.raw[: len(_client_rounds(records[: driver.t]))]
-        text = b"".join(line + b"\n" for line in kept)
-        files.write_text(run.folder / CLIENT_SCORES, text.decode("utf-8", "replace"))
+        cut(run.folder / CLIENT_SCORES, len(_client_rounds(records[: driver.t])))
     for path in paths:  # those that are not usable: else they would count among those to be kept
         if int(path.stem) > driver.t:
             path.unlink()

@@ -16,7 +16,7 @@ from fedglad.runs import extending, own_code, pruning
 from fedglad.runs.checkpoints import check_format, restore, save
 from fedglad.runs.folder import Busy, Interrupted, Records, Run, RunError, locked, make_folder
 from fedglad.runs.models import CHOSEN_BY, Best, write_models
-from fedglad.runs.reader import CLIENT_SCORES, MODELS
+from fedglad.runs.reader import BULK, CLIENT_SCORES, MODELS
 from fedglad.runs.summary import summary_damage, write_summary
 from fedglad.runs.trusted_code import remember, trusted
 from fedglad.simulation.engines.base import EngineLost
@@ -113,7 +113,7 @@ def execute(
                 code = own_code.code_of(config)
                 if force:
                     run.clear()
-                elif path.is_file() and run.rounds():
+                elif path.is_file() and run.count():
                     code = own_code.continued(own_code.recorded_code(run.folder), code)
                 elif extend:
                     code = own_code.continued(own_code.recorded_code(extend), code)
@@ -233,7 +233,7 @@ def _play(
     folder.mkdir(exist_ok=True)
     if asked_to_stop():
         raise Interrupted(f"stopped before a round began: go on with --resume (in {run.folder})")
-    simulation.recall(run.rounds())
+    simulation.recall(run.iter_rounds(without=BULK))
     tables = Records(run.folder / CLIENT_SCORES) if simulation.tested_clients else None
     with Records(run.folder / "rounds.jsonl") as records, tables or nullcontext():
         rounds = simulation.rounds()
@@ -287,7 +287,7 @@ def _more(run: Run, config: Config, simulation: Simulation, kept: bool | str) ->
     if not kept:  # checkpoints say it else
         layout = simulation.server.layout
         more["sizes"] = dict(zip(layout.names, layout.numels, strict=True))
-    if simulation.stopping.reason and len(run.rounds()) < config.rounds:
+    if simulation.stopping.reason and run.count() < config.rounds:
         more["stopped"] = simulation.stopping.reason
     return more
 
@@ -297,7 +297,7 @@ def _summarise(run: Run, config: Config, simulation: Simulation) -> bool:
 
     So a summary that was damaged, and removed, costs no round again.
     """
-    records, models = run.rounds(), dict[str, str]()
+    records, models = run.rounds(without=BULK), dict[str, str]()
     simulation.recall(records)
     needed = {"model", *(["averaged"] if simulation.server.has_average else [])}
     try:
