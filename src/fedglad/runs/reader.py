@@ -24,7 +24,7 @@ import numpy as np
 
 from fedglad.core import checksums
 from fedglad.records import Score
-from fedglad.runs.line import NOT_NEXT, ROUNDS, Chain, clean, client_id, number, parse, text
+from fedglad.runs.line import NOT_NEXT, ROUNDS, Chain, Groups, clean, client_id, number, parse, text
 from fedglad.runs.parts import PACKED, Part, found, opened, parts_folder, read_lines, round_of
 from fedglad.runs.scores import score_of
 from fedglad.runs.twins import fits, is_entry
@@ -278,6 +278,7 @@ class _Seen:
         if wrong:
             self.not_next.append(self.lines)
         record, bad = checked
+        record["groups"] = Groups(record["groups"])
         self.records.append(record)
         for name in dict.fromkeys(bad):
             self.bad.setdefault(name, []).append(record["round"])
