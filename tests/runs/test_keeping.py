@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fedglad import simulate
 from fedglad.config.schema import Config, ConfigError, load
 from fedglad.core.memory import Memories
 from fedglad.records import Score
@@ -17,7 +18,6 @@ from fedglad.runs.checking import check
 from fedglad.runs.checkpoints import Keep
 from fedglad.runs.reader import Run
 from fedglad.runs.running import signed_score
-from fedglad.simulation import simulate
 from tests.run_support import TINY
 
 UNLINK = Path.unlink
