@@ -36,8 +36,7 @@ runs
 analysis
 report
 federation
-studies flower
-nvflare
+studies flower nvflare
 cli
 interactive
 """.strip().splitlines()
@@ -61,6 +60,7 @@ ONLY_IN = {
     "dp_accounting": {"privacy"},
     "pandas": {"analysis"},
     "prometheus_client": {"report"},
+    "submitit": {"runs"},
 }
 """Heavy libraries, and the folders that may import them."""
 

@@ -14,6 +14,7 @@ from fedglad.cli.console import complain, console, escape, say
 from fedglad.records import ACCURACY, Record, Round, Score
 from fedglad.runs.control import Controls
 from fedglad.runs.folder import Interrupted, Run
+from fedglad.runs.reader import BULK
 from fedglad.runs.scores import Number
 from fedglad.runs.sweeping import DONE, ENDS, Event, Task
 
@@ -109,7 +110,7 @@ class ShowSweep(_Live):
             line, rounds = f"{escape(event.task.label)}  starting", event.task.config.rounds
             self.lines[event.task.folder] = self.progress.add_task(line, total=rounds)
         else:
-            self._say(event.task, "waits for another process that is at it")
+            self._say(event.task, event.reason or "waits for another process that is at it")
         left = sum(line.remaining or 0 for line in self.progress.tasks if line.id != self.total)
         left += max(0, self.runs - self.ended - len(self.lines)) * self.usual
         self.progress.update(
@@ -212,7 +213,7 @@ def _own(
 
 def last_tests(run: Run) -> str:
     """Which tests the result of a run is the mean of, at most ten."""
-    rounds = run.rounds()
+    rounds = run.rounds(without=BULK)
     tests = sum(one.get(f"test_{run.score.name}") is not None for one in rounds)
     what = "round" if tests == len(rounds) else "test"
     if tests >= 10:

@@ -1,5 +1,5 @@
-"""What a real federation needs whoever carries its messages: a run's session and folder, metrics.
+"""What every real federation has in common: a run's session and folder, metrics, a client's work.
 
-Knows the driver of rounds, runs and their configuration; no transport is imported here. NVFlare is
-built on it; Flower, which has more to do for its nodes and folders, has these parts itself.
+Knows the driver of rounds, runs and their configuration; Flower's and NVFlare's transports build
+on it. No transport is imported here.
 """

@@ -3,7 +3,7 @@
 import nvflare.client as flare  # pyright: ignore[reportMissingTypeStubs]
 from digits_task import CLIENT, SEED, Net, load_client, partition_of
 
-from fedglad.nvflare.client import fit
+from fedglad.federation.client import fit
 from fedglad.rng import stream
 
 flare.init()

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from fedglad.clients import Plain
 from fedglad.data import Digits
+from fedglad.federation.client import score
 from fedglad.models import SmallCNN
-from fedglad.nvflare.client import score
 from fedglad.rng import stream
 
 SEED = 1
