@@ -11,10 +11,11 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedglad.adapters import Adapter, Glad
 from fedglad.core.guard import Guard
+from fedglad.federation.folder import Write, opened
+from fedglad.federation.session import TrainingResult
 from fedglad.flower import log
-from fedglad.flower.folder import Write, opened
 from fedglad.flower.nodes import Directory
-from fedglad.flower.session import Session, TrainingResult
+from fedglad.flower.session import Session
 from fedglad.flower.strategy import EvaluateFn, FedGLAD
 from fedglad.flower.transport import in_order
 from fedglad.samplers.base import Cohort

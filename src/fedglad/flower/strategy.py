@@ -17,12 +17,13 @@ from fedglad.averages import Average, NoAverage
 from fedglad.core import malloc
 from fedglad.core.guard import Guard
 from fedglad.estimators import Estimator
+from fedglad.federation.folder import opened
+from fedglad.federation.session import AVERAGED, TrainingResult
 from fedglad.filters import Filter
 from fedglad.flower import log
-from fedglad.flower.folder import opened
 from fedglad.flower.nodes import Directory, Kind
 from fedglad.flower.replies import mean_metrics, rounds_of
-from fedglad.flower.session import AVERAGED, Session, TrainingResult
+from fedglad.flower.session import Session
 from fedglad.flower.settings import Share
 from fedglad.flower.transport import exchange, in_order
 from fedglad.optimizers import SGD, Optimizer
@@ -239,7 +240,7 @@ class FedGLAD(Strategy):
                 seconds = {"train": middle - begin, "test": perf_counter() - middle}
                 self._record(session, trained, metrics, seconds)
                 write(self.records[-1])
-            self._conclude(num_rounds)
+            self._conclude(session, num_rounds)
         result = Result()
         result.arrays = session.arrays()
         if initial is not None:
@@ -393,25 +394,12 @@ class FedGLAD(Strategy):
         parts += [text for text in (record.reason, trained.alarm) if text]
         log.info("\t└──> %s", ", ".join(parts))
 
-    def _conclude(self, rounds: int) -> None:
+    def _conclude(self, session: Session, rounds: int) -> None:
         """Logs how the run went; raises if no round was trained."""
-        skipped = [r for r in self.records if r["status"] == "skipped"]
-        rejected = sum("rejected" in c for r in self.records for c in r["clients"])
-        flagged = [r["round"] + 1 for r in self.records if r["alarm"]]
-        log.info(
-            "%d of %d rounds trained; %d updates were left out; alarms in rounds %s",
-            len(self.records) - len(skipped),
-            rounds,
-            rejected,
-            flagged or "none",
-        )
-        if skipped:
-            log.warn(
-                "%d of %d rounds were skipped: %s", len(skipped), rounds, skipped[-1]["reason"]
-            )
-        if self.fraction_train and rounds and len(skipped) == len(self.records):
+        reason = session.conclude(self.records, rounds)
+        if self.fraction_train and rounds and reason is not None:
             raise NothingTrained(
-                f"none of {len(skipped)} rounds could be trained, the model is the initial one; "
-                f"the last round: {skipped[-1]['reason']}. To try again, raise num_rounds or "
-                "choose another checkpoint_dir"
+                f"none of {len(self.records)} rounds could be trained, the model is the initial "
+                f"one; the last round: {reason}. To try again, raise num_rounds or choose another "
+                "checkpoint_dir"
             )

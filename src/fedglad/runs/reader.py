@@ -25,7 +25,7 @@ import numpy as np
 from fedglad.core import checksums
 from fedglad.records import Score
 from fedglad.runs.line import NOT_NEXT, ROUNDS, Chain, Groups, clean, client_id, number, parse, text
-from fedglad.runs.parts import PACKED, Part, found, opened, parts_folder, read_lines, round_of
+from fedglad.runs.parts import PACKED, Part, found, opened, read_lines, round_of
 from fedglad.runs.scores import score_of
 from fedglad.runs.twins import fits, is_entry
 
@@ -42,6 +42,10 @@ MODELS = tuple(f"{which}.safetensors" for which in ("model", "averaged", "best",
 
 BEST = "best"
 """Where the best models up to a checkpoint lie."""
+
+WRITTEN = ("config.toml", "labels.json", ROUNDS_FILE, CLIENT_SCORES, "summary.json", *MODELS)
+WRITTEN_INTO = ("checkpoints", "memories", "rounds", BEST)
+"""All that a run writes into its folder, but its log: files, and folders."""
 
 BULK = ("tensors", "groups", "clients")
 """The fields that are most of a round's record."""
@@ -422,11 +426,9 @@ class Run:
         """Removes what a run writes, and nothing else; the log, which may be locked, is emptied."""
         if (self.folder / "log.txt").is_file():
             os.truncate(self.folder / "log.txt", 0)
-        shutil.rmtree(parts_folder(self.folder / ROUNDS_FILE), ignore_errors=True)
-        written = ("config.toml", "labels.json", ROUNDS_FILE, CLIENT_SCORES, "summary.json")
-        for name in (*written, *MODELS):
+        for name in WRITTEN:
             (self.folder / name).unlink(missing_ok=True)
-        for name in ("checkpoints", "memories", BEST):
+        for name in WRITTEN_INTO:
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
     # ------------------------------------------------------------------------------ tolerant

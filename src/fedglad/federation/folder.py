@@ -1,4 +1,4 @@
-"""The folder of a run with Flower: the same files as the simulator's, and going on from them."""
+"""The folder of a federation's run: the same files as the simulator's, and going on from them."""
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -12,17 +12,11 @@ from fedglad.config.keys import flat
 from fedglad.config.schema import Config, ConfigError, load
 from fedglad.core import files
 from fedglad.core.checksums import toml_with_crc
-from fedglad.core.guard import NoGuard
-from fedglad.flower import log
-from fedglad.flower.session import Session
-from fedglad.flower.settings import Arrays, ClientApp, Engine, Nodes
-from fedglad.privacy import NoPrivacy
+from fedglad.federation.session import Session
 from fedglad.runs.checkpoints import restore, save
 from fedglad.runs.folder import Records, Run, RunError, locked, make_folder
 from fedglad.runs.models import write_models
 from fedglad.runs.summary import write_summary
-from fedglad.transforms import NoTransform
-from fedglad.trust import NoTrust
 
 WAY_OUT = "choose another checkpoint_dir, or remove this one"
 MODELS = {
@@ -54,12 +48,12 @@ def opened(
         name = _describe(run, session, rounds)
         if resumable:
             (folder / "checkpoints").mkdir(exist_ok=True)
-            restore(run, session, WAY_OUT, from_start=False, on_lost=log.only_in_flower)
+            restore(run, session, WAY_OUT, from_start=False, on_lost=session.lost)
             for model in MODELS if session.t < rounds else ():
                 (folder / model).unlink(missing_ok=True)  # of a run that was shorter
         records = run.rounds()
         if records:
-            log.info("Going on after round %d of %d in %s", len(records), rounds, folder)
+            session.info("Going on after round %d of %d in %s", len(records), rounds, folder)
         with Records(folder / "rounds.jsonl") as lines:
 
             def write(record: dict[str, Any]) -> None:
@@ -75,7 +69,7 @@ def opened(
                 if resumable:
                     models = write_models(folder, session.server, session.t, name)
                 for model in models:
-                    log.info("%s is %s", MODELS[model], folder / model)
+                    session.info("%s is %s", MODELS[model], folder / model)
                 write_summary(run, models)
 
 
@@ -93,7 +87,7 @@ def _writing(folder: Path) -> Generator[None]:
 
 def _describe(run: Run, session: Session, rounds: int) -> str:
     """Writes config.toml, or sees that the one there is of the same run; the run's hash."""
-    config = describe(session, max(rounds, len(run.rounds()), 1))
+    config = session.describe(max(rounds, len(run.rounds()), 1))
     path = run.folder / "config.toml"
     try:
         text = config.to_toml()
@@ -106,7 +100,9 @@ def _describe(run: Run, session: Session, rounds: int) -> str:
                 later["average"] = session.server.average  # training is the same with one
                 if run.rounds() and not isinstance(session.server.average, NoAverage):
                     begin = len(run.rounds()) + 1
-                    log.info("The run had no average: it is that of the models from %d on", begin)
+                    session.info(
+                        "The run had no average: it is that of the models from %d on", begin
+                    )
             theirs = replace(theirs, sections={**theirs.sections, **later}, rounds=config.rounds)
             if theirs.hash() != config.hash():
                 raise RunError(
@@ -116,7 +112,7 @@ def _describe(run: Run, session: Session, rounds: int) -> str:
         files.write_text(path, toml_with_crc(text))
         return config.hash()
     except (TypeError, ConfigError) as error:
-        log.warn("%s cannot say all settings of this run: %s", path, error)
+        session.warn("%s cannot say all settings of this run: %s", path, error)
         return ""
 
 
@@ -127,34 +123,3 @@ def _difference(theirs: Config, ours: Config) -> str:
     # Trust moves no model, and of the task only clients know.
     key = next((key for key in keys if not key.startswith(("trust.", "task."))), "trust")
     return f"{key} = {there.get(key)!r} and here {here.get(key)!r}"
-
-
-def describe(session: Session, rounds: int) -> Config:
-    """The configuration of a run, as far as the server's side knows it."""
-    server = session.server
-    return Config(
-        rounds=rounds,
-        seed=session.seed,
-        checkpoint_every=1,
-        sections={
-            "data": Nodes(told_apart_by=session.directory.setting),
-            "model": Arrays(tensors=len(server.layout.names), parameters=sum(server.layout.numels)),
-            "client": ClientApp(),
-            "sampler": session.sampler,
-            "transform": NoTransform(),
-            "filter": server.filter,
-            "weighting": session.weighting,
-            "estimator": server.estimator,
-            "guard": server.guard or NoGuard(),
-            "trust": server.trust or NoTrust(),
-            "privacy": NoPrivacy(),
-            "server": session.optimizer,
-            "adapter": server.adapter,
-            "average": server.average,
-            "engine": Engine(
-                report=session.report,
-                weighted_by=session.weight_key,
-                min_clients=server.min_clients,
-            ),
-        },
-    )
