@@ -105,9 +105,9 @@ def test_the_rule_by_hand():
     assert Keep(best=True).of(scores) == {90, 100}  # none was tested
     assert Keep(best=True).of(scores | {20: 0.5, 70: 0.5, 80: 0.4}) == {20, 90, 100}
     assert Keep(last=5).of({7: None}) == {7}
-    for wrong in ({"last": 0}, {"every": -1}):
+    for wrong in (lambda: Keep(last=0), lambda: Keep(every=-1)):
         with pytest.raises(ValueError, match="at least the last checkpoint stays"):
-            Keep(**wrong)
+            wrong()
 
 
 @pytest.mark.parametrize("kept", [4, 8])
