@@ -26,6 +26,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {
             "rounds": ROUNDS,
             "data.clients": CLIENTS,
+            "data.alpha": 1.0,
             "sampler.clients_per_round": COHORT,
             "average.name": "ema",
             "engine.name": "serial",
@@ -52,12 +53,12 @@ def records(folder: Path) -> list[dict[str, Any]]:
 )
 def test_flower_gives_the_bits_of_the_simulator(tmp_path: Path, simulated: Path, simulation: bool):
     init(tmp_path / "app")
-    out = tmp_path / "out"
+    out = tmp_path / "out" / "1"
     config = {
         "num-server-rounds": ROUNDS,
         "clients-per-round": COHORT,
         "min-nodes": CLIENTS,
-        "out": str(out),
+        "out": str(out.parent),
     }
     with Federation(tmp_path, nodes=CLIENTS, simulation=simulation) as federation:
         done = federation.run(tmp_path / "app", config)

@@ -84,7 +84,7 @@ def play(
     evaluate: Any = accuracy,
     start: Any = None,
 ) -> tuple[Any, list[dict[str, Any]]]:
-    settings = {"fraction_evaluate": 0.0, **settings}
+    settings = {"fraction_evaluate": 0.0, "nodes": "partition-id", "resume": True, **settings}
     strategy = FedGLAD(checkpoint_dir=folder, seed=3, **settings)
     start = record(start or model(normed=True))
     grid = grid or population()

@@ -14,6 +14,7 @@ from fedglad.flower.transport import is_simulated
 
 NAME = "app.json"
 NAMED = 8  # files in a sentence
+MADE = ("uv.lock", "__pycache__")  # by others, when the app is run
 
 
 def fingerprints(grid: Grid) -> dict[str, str]:
@@ -95,7 +96,7 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 
 def _is_private(part: str) -> bool:
-    return part.startswith(".") or part == "__pycache__"
+    return part.startswith(".") or part in MADE
 
 
 def _hash(path: Path) -> str:

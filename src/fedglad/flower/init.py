@@ -49,12 +49,14 @@ def init(folder: Path) -> list[Path]:
 def commands(folder: Path) -> tuple[str, str]:
     """What to type so that the app in the folder runs, on Flower's simulation engine.
 
-    Flower starts a local SuperLink in the folder where one is, and leaves it running for the runs
-    to come: that folder must stay, and hold no other app.
+    Without the first, Flower simulates two nodes; the size stays until it is changed again.
     """
-    nodes = f"num-supernodes={SUPERNODES} client-resources-num-cpus=1"
+    size = f"--num-supernodes {SUPERNODES} --client-resources-num-cpus 1"
     path = shlex.quote(str(folder.absolute()))
-    return "cd ~", f'flwr run {path} --stream --federation-config "{nodes}"'
+    return (
+        f"flwr federation simulation-config @none/default {size}",
+        f"flwr run {path} --stream",
+    )
 
 
 def _name(folder: Path) -> str:

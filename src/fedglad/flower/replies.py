@@ -33,13 +33,20 @@ def is_gone(message: Found) -> bool:
     return message.has_error() and message.error.code in UNREACHABLE
 
 
-def read(message: Found) -> Reply:
-    """The reply without its arrays; raises Unusable if there is none, and why, or no metrics."""
+def why_not(message: Found) -> str:
+    """Why there is no reply; empty if there is one."""
     if isinstance(message, str):
-        raise Unusable(message)
+        return message
     if message.has_error():
         reason = str(message.error.reason or message.error.code)[:LONGEST]
-        raise Unusable(f"the client failed: {reason}")
+        return f"the client failed: {reason}"
+    return ""
+
+
+def read(message: Found) -> Reply:
+    """The reply without its arrays; raises Unusable if there is none, and why, or no metrics."""
+    if isinstance(message, str) or message.has_error():
+        raise Unusable(why_not(message))
     rest = RecordDict()
     for name, record in message.content.items():
         if isinstance(record, MetricRecord) and NORMS in record:

@@ -361,6 +361,8 @@ class Session(Driver):
         line["attempts"] = 1 + len(result.retried)
         if result.retried:
             line["retried"] = result.retried
+        if resting := sorted(k for k, until in self.resting.items() if until > self.t):
+            line["resting"] = [self.directory.name(k) for k in resting]
         known = {part: values for part, values in metrics.items() if values is not None}
         line["metrics"] = {part: plain(values) for part, values in known.items()}
         return line

@@ -30,7 +30,7 @@ from fedglad.flower import log
 from fedglad.flower.app import shadowed
 from fedglad.flower.folder import opened, run_folder
 from fedglad.flower.nodes import Directory, Kind
-from fedglad.flower.replies import mean_metrics, rounds_of
+from fedglad.flower.replies import mean_metrics, rounds_of, why_not
 from fedglad.flower.session import AVERAGED, Session, TooFewNodes, TrainingResult
 from fedglad.flower.settings import Share
 from fedglad.flower.transport import Found, Replies, clock, is_simulated, matched, pause
@@ -285,6 +285,7 @@ class FedGLAD(Strategy):
             log.info("Starting %s strategy:", type(self).__name__)
             _log_start(num_rounds, initial_arrays, train_config, evaluate_config)
             self.summary()
+            log.info("Ctrl-C ends this log, not the run: flwr stop %d", grid.run.run_id)
             self._next = None
             if evaluate_fn and not session.t:
                 initial = evaluate_fn(0, session.arrays())
@@ -335,7 +336,7 @@ class FedGLAD(Strategy):
                 metrics[f"{AVERAGED}server"] = evaluate_fn(t + 1, session.averaged())
             metrics["server"] = evaluate_fn(t + 1, session.arrays())
             log.info("Global evaluation")
-            _log_metrics(metrics["server"])
+            log.info("\t└──> MetricRecord: %s", metrics["server"])
         seconds = {"train": middle - begin, "test": perf_counter() - middle}
         self._record(session, trained, metrics, seconds)
 
@@ -394,10 +395,10 @@ class FedGLAD(Strategy):
                 status = "skipped"
                 reason = self._short or "configure_train asked nobody"
             trained = TrainingResult(Record(status, reason))
-        if arrays is not None and arrays is not self._given:
-            session.take_over(arrays)
-        elif arrays is not None:
+        if arrays is not None and arrays is cast(ArrayRecord | None, self._given):
             self._next = arrays
+        elif arrays is not None:
+            session.take_over(arrays)
         return trained, metrics
 
     def _send(self, grid: Grid, messages: list[Message]) -> Replies:
@@ -537,10 +538,10 @@ class FedGLAD(Strategy):
             return replies.each()
         reasons = [f"no reply within {self._waited:g} s"] * len(sent)
         if self._replies is not None:
-            lost = self._replies.lost
-            left_out = f"{type(self).__name__}.aggregate_train left it out"
-            replies = list(replies)  # only now it is known which are lost
-            reasons = [lost.get(place, left_out) for place in range(len(sent))]
+            left_out = f"{type(self).__name__} left its reply out"
+            replies = list(replies)
+            for place, found in self._replies.each():
+                reasons[place] = why_not(found) or left_out
         return matched(sent, replies, reasons)
 
     def _log_counts(self, what: str, cohort: Cohort, trained: TrainingResult) -> None:

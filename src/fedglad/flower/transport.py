@@ -41,7 +41,6 @@ class Replies(Sequence[Message]):
         if len(sent) != len(messages):  # some grids leave out what was refused
             ids = [metadata.message_id for metadata in self.metadata]
             sent = [message_id if message_id in sent else None for message_id in ids]
-        self.lost: dict[int, str] = {}  # reasons, by place
         self._kept: list[tuple[int, Found]] | None = None
         self._grid, self._sent = grid, sent
         self._begin = time.monotonic()
@@ -70,8 +69,7 @@ class Replies(Sequence[Message]):
             if replies:
                 yield place, replies.pop(0)  # nothing here keeps it alive
             else:
-                self.lost[place] = self._reason(place)
-                yield place, self.lost[place]
+                yield place, self._reason(place)
 
     def _reason(self, place: int) -> str:
         if not self._sent[place]:
