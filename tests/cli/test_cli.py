@@ -362,6 +362,23 @@ def test_list_has_every_name_with_a_line(kind: str):
     assert list(found) == list(LISTS[kind])
 
 
+def test_list_engines_says_which_are_exact_and_what_keeps_their_sums_away():
+    found = json.loads(call("list", "engines", "--json").stdout)
+    assert {name: (one["exact"], one["sums"]) for name, one in found.items()} == {
+        "serial": (True, False),
+        "local": (True, False),
+        "ray": (True, True),
+        "batched": (False, False),
+    }
+    single = found["ray"]["single_updates"]
+    # These look at each client's update; those that weigh the cohort's sums are not among them.
+    assert {"krum", "median", "distrust"} <= set(single["filter"])
+    assert {"varp", "stale", "mifa", "strat"} == set(single["estimator"])
+    assert "adafl" in single["sampler"]
+    assert "uniform" not in single["sampler"]
+    assert "norm-clip" not in single["filter"]
+
+
 def test_a_preset_is_told_in_a_line():
     found = json.loads(call("list", "presets", "--json").stdout)
     assert found == {name: preset.about for name, preset in PRESETS.items()}

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import threading
 import time
 from contextlib import closing
@@ -25,6 +26,33 @@ def samples(text: str) -> dict[Any, float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+def test_the_dashboard_asks_for_what_there_is():
+    """Names, labels and their values in examples/grafana.json against the metrics of two rounds."""
+    metrics = Metrics()
+    groups = {"w": {"gsi": 2.0, "baseline": 2.0, "scale": 0.9}}
+    metrics.add(record(0, bytes={"down": 100, "up": 50}, groups=groups, gsi_all=1.5), at=10.0)
+    clients = [{"id": "a", "weight": 1.0, "trust": 0.75}, {"id": "b", "rejected": "late"}]
+    metrics.add(record(1, status="skipped", clients=clients, alarm="outlier"), at=20.0)
+    labels: dict[str, dict[str, set[str]]] = {}
+    for family in text_string_to_metric_families(metrics.text()):
+        for sample in family.samples:
+            known = labels.setdefault(sample.name, {})
+            for label, value in sample.labels.items():
+                known.setdefault(label, set()).add(value)
+    dashboard = json.loads((Path(__file__).parents[2] / "examples" / "grafana.json").read_text())
+    targets = [target for panel in dashboard["panels"] for target in panel["targets"]]
+    asked: set[str] = set()
+    for target in targets:
+        for name, selector in re.findall(r"(fedglad_\w+)\{(.*?)\}", target["expr"]):
+            asked.add(name)
+            for label, _, value in re.findall(r'(\w+)(=~|=)"(.*?)"', selector):
+                assert label == "job" or value in labels[name][label]
+        for label in re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]):
+            names = re.findall(r"fedglad_\w+", target["expr"])
+            assert label == "instance" or label in labels[names[0]]
+    assert asked == labels.keys()
 
 
 def test_three_rounds_by_hand():

@@ -5,7 +5,7 @@ the cache: a block of an update is read from memory once, added, and measured wh
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from fedglad.core.layout import BLOCK, Block, Layout
+from fedglad.core.threads import share
 from fedglad.core.validate import Opened
 
 Updates = Sequence[Opened | Tensor] | Tensor
@@ -40,7 +41,7 @@ class Sum:
         self.empty = True
         self.factor: float | None = None
         self._open: float | None = None  # what the block beside `flat` will be multiplied with
-        self._rows: list[Tensor] = []
+        self._norms: Tensor | None = None  # of the mean's rows
 
     def close(self) -> None:
         """Adds the last block, if it is one beside `flat`."""
@@ -80,18 +81,25 @@ class Sum:
         self.empty, self._open = False, opened
 
     def finish(self, block: Block, factor: float) -> None:
-        x = self.flat[block.span].mul_(factor)
-        self._rows.append(vector_norm(x.view(-1, self.layout.row), dim=1))
+        assert self._norms is not None
+        x = self.flat[block.span].mul_(factor).view(-1, self.layout.row)
+        first = block.span.start // self.layout.row
+        vector_norm(x, dim=1, out=self._norms[first : first + len(x)])
+
+    def finishing(self, factor: float) -> None:
+        """The sum becomes a mean by this, block by block."""
+        self.factor = factor
+        self._norms = self.flat.new_empty(self.layout.size // self.layout.row)
 
     def mean_sq(self, factor: float) -> np.ndarray:
         """‖ḡ‖² of each tensor of the mean, factor · Σ w·x, which `flat` then is."""
         if self.factor is None:
             self.close()
-            self.factor = factor
-            for block in self.layout.blocks:
-                self.finish(block, factor)
+            self.finishing(factor)
+            share(self.layout.blocks, lambda: lambda block: self.finish(block, factor))
         assert self.factor == factor
-        rows = torch.cat(self._rows).cpu().numpy()
+        assert self._norms is not None
+        rows = self._norms.cpu().numpy()
         return _squares(self.layout, rows[None], [self.flat], self.flat)[0]
 
 
@@ -204,13 +212,17 @@ def accumulate(
         if stacked is not None:
             norms = vector_norm(stacked.reshape(len(stacked), -1, layout.row), dim=2)
             return _squares(layout, norms.cpu().numpy(), updates, base)
-    scratch = torch.empty(min(BLOCK, layout.size), dtype=layout.dtype, device=layout.device)
-    norms = scratch.new_empty(len(updates), layout.size // layout.row if measure else 0)
+    norms = base.new_empty(len(updates), layout.size // layout.row if measure else 0)
     rows = [row.split(layout.block_rows) for row in norms] if measure else []
     there = [_parts(layout, update) for update in updates]
     lists = _lists(layout, updates)
     passes = [total.passing(weights, begins or {}) for total, weights in into]
-    for at, block in enumerate(layout.blocks):
+
+    def worker() -> Callable[[tuple[int, Block]], None]:
+        scratch = torch.empty(min(BLOCK, layout.size), dtype=layout.dtype, device=layout.device)
+        return lambda place: one(*place, scratch)
+
+    def one(at: int, block: Block, scratch: Tensor) -> None:
         for gap in block.gaps:
             scratch[gap] = 0
         together = _gather(layout, block, lists)
@@ -228,6 +240,8 @@ def accumulate(
             norms[:, first : first + measured.shape[1]] = measured
         for each in passes:
             each.finish(at, block)
+
+    share(enumerate(layout.blocks), worker)
     for each in passes:
         each.done()
     if not measure:
@@ -267,8 +281,15 @@ def norms_sq(layout: Layout, flat: Tensor) -> np.ndarray:
 
 def products(layout: Layout, a: Tensor, b: Tensor) -> np.ndarray:
     """⟨a, b⟩ of each tensor of two packed vectors."""
-    rows = [(a[x.span] * b[x.span]).view(-1, layout.row).sum(1) for x in layout.blocks]
-    return layout.per_tensor(torch.cat(rows).double().cpu().numpy())
+    rows = a.new_empty(layout.size // layout.row)
+
+    def one(block: Block) -> None:
+        product = (a[block.span] * b[block.span]).view(-1, layout.row)
+        first = block.span.start // layout.row
+        torch.sum(product, 1, out=rows[first : first + len(product)])
+
+    share(layout.blocks, lambda: one)
+    return layout.per_tensor(rows.double().cpu().numpy())
 
 
 def pack(layout: Layout, update: Opened, base: Tensor) -> Tensor:

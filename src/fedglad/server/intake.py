@@ -677,7 +677,7 @@ class Intake:
         for k in range(0, len(updates), window):
             part = slice(k, k + window)
             if factor is not None and part.stop >= len(updates):
-                self.total.factor = factor
+                self.total.finishing(factor)
             sums = [(total, weights[part]) for total, weights in into]
             first = {i - k: f for i, f in (begins or {}).items() if k <= i < part.stop}
             squares.append(

@@ -18,9 +18,10 @@ from fedglad.core import checkpoint
 from fedglad.core.aggregate import Sum, norms_sq, products
 from fedglad.core.checkpoint import CheckpointError
 from fedglad.core.guard import Guard, Limits
-from fedglad.core.layout import frozen, rounded, split, stretches
+from fedglad.core.layout import Block, frozen, rounded, split, stretches
 from fedglad.core.memory import Memories
 from fedglad.core.sampling import Coordinates
+from fedglad.core.threads import share
 from fedglad.core.validate import as_number
 from fedglad.estimators import Estimator, NoEstimator
 from fedglad.filters import Filter
@@ -258,6 +259,12 @@ class Server:
         """The same of the average."""
         flat, buffers = self._read_out
         return self._received(flat), buffers
+
+    @property
+    def _has_own_parts(self) -> bool:
+        """Whether a class of somebody's own steps θ: it need not expect several threads."""
+        known = {*optimizers.REGISTRY.values(), *averages.REGISTRY.values()}
+        return not {type(self.optimizer), type(self.average)} <= known
 
     @property
     def _read_out(self) -> tuple[Tensor, dict[str, Tensor]]:
@@ -628,7 +635,8 @@ class Server:
         if factors.shrink is not None:
             moved = [sq > 0 for sq in stats.sum_sq.values()]  # a frozen tensor stays
             shrink = np.where(moved, factors.shrink[self._groups.index], 1.0).tolist()
-        for block in self.layout.blocks:
+
+        def one(block: Block) -> None:
             for span, s in stretches(block, scale):
                 slots = {name: slot[span] for name, slot in self._slots.items()}
                 step(self._theta[span], mean[span], s, slots, self.round)
@@ -639,6 +647,8 @@ class Server:
                 self._theta[block.span] += shift[block.span]
             if self._averaged:
                 self._averaged.follow(self._theta, block.span)
+
+        share(self.layout.blocks, lambda: one, alone=self._has_own_parts)
 
     def _record(self, intake: Intake, stats: Statistics, factors: Factors) -> Record:
         labels, gsi_all = self._groups.labels, stats.gsi_all
