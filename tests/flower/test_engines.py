@@ -53,12 +53,12 @@ def records(folder: Path) -> list[dict[str, Any]]:
 )
 def test_flower_gives_the_bits_of_the_simulator(tmp_path: Path, simulated: Path, simulation: bool):
     init(tmp_path / "app")
-    out = tmp_path / "out" / "1"
+    out = tmp_path / "out"
     config = {
         "num-server-rounds": ROUNDS,
         "clients-per-round": COHORT,
         "min-nodes": CLIENTS,
-        "out": str(out.parent),
+        "out": str(out),
     }
     with Federation(tmp_path, nodes=CLIENTS, simulation=simulation) as federation:
         done = federation.run(tmp_path / "app", config)

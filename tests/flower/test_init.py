@@ -48,7 +48,7 @@ def test_an_app_is_written_with_its_own_names(tmp_path: Path):
             compile(text, str(path), "exec")
     found = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))
     assert found["project"]["name"] == "my-hospital-app"
-    assert found["tool"]["flwr"]["app"]["config"]["out"] == str(folder / "out")
+    assert found["tool"]["flwr"]["app"]["config"]["out"] == str(folder / "out" / "{run}")
     assert found["project"]["dependencies"] == []  # else Flower would install them for every run
 
 
@@ -74,7 +74,7 @@ def test_flower_accepts_the_app_whatever_the_folder_is_called(
     config, warnings = load_and_validate(tmp_path / folder / "pyproject.toml")
     assert warnings == []
     assert config["project"]["name"] == name
-    assert config["tool"]["flwr"]["app"]["config"]["out"] == str(tmp_path / folder / "out")
+    assert config["tool"]["flwr"]["app"]["config"]["out"] == str(tmp_path / folder / "out/{run}")
     assert build_fab_from_disk(tmp_path / folder)
 
 

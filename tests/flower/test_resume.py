@@ -355,7 +355,7 @@ def test_killed_for_real_and_started_again(name: str, tmp_path: Path):
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, "PYTHONPATH": tests},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([tests, *sys.path])},
         )
         assert child.stdout
         with child.stdout:

@@ -27,13 +27,13 @@ def init(folder: Path) -> list[Path]:
         raise InitError(f"{folder} is a file: choose a new folder")
     project = _name(folder)
     names = {PROJECT: project, PACKAGE: project.replace("-", "_")}
-    out = json.dumps(str(folder / "out"), ensure_ascii=False)  # a TOML string, too
+    out = json.dumps(str(folder / "out" / "{run}"), ensure_ascii=False)  # a TOML string, too
     written: list[Path] = []
     for source in sorted(TEMPLATE.rglob("*")):
         if source.suffix not in (".py", ".toml"):
             continue
         # The SuperLink runs the app in another folder: only a whole path leads back here.
-        text = source.read_text("utf-8").replace('\nout = "out"', f"\nout = {out}")
+        text = source.read_text("utf-8").replace('\nout = "out/{run}"', f"\nout = {out}")
         path = source.relative_to(TEMPLATE).as_posix()
         for old, new in names.items():
             path, text = path.replace(old, new), text.replace(old, new)

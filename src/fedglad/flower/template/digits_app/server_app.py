@@ -52,7 +52,7 @@ def main(grid: Grid, context: Context) -> None:
         grace=float(config["grace"]),
         quarantine=int(config["quarantine"]),
         max_skipped=float(config["max-skipped"]),
-        checkpoint_dir=f"{config['out']}/{{run}}",
+        checkpoint_dir=str(config["out"]),
         resume=bool(config["resume"]),
     )
     strategy.start(
