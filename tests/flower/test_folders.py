@@ -117,7 +117,12 @@ def test_the_lock_is_waited_for_some_seconds(tmp_path: Path, clock: Clock):
     (tmp_path / "run").mkdir()
     other = locked(tmp_path / "run")
     other.__enter__()
-    clock.on_nap = lambda: other.__exit__(None, None, None) if len(clock.naps) == 4 else None
+
+    def let_go() -> None:
+        if len(clock.naps) == 4:
+            other.__exit__(None, None, None)
+
+    clock.on_nap = let_go
     assert go(tmp_path / "run").records
     clock.on_nap = lambda: None
     with locked(tmp_path / "run"):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import (
     Array,
     ArrayRecord,
@@ -25,7 +24,6 @@ from torch import Tensor
 from fedglad.averages import NoAverage
 from fedglad.core.checkpoint import whole_number
 from fedglad.core.guard import Guard
-from fedglad.core.layout import as_tensor
 from fedglad.flower import log
 from fedglad.flower.mods import NORMS
 from fedglad.flower.nodes import ANSWER_TIMEOUT, Directory, Kind, NoSize, largest_usual
@@ -171,19 +169,7 @@ class Session(Driver):
 
     def take_over(self, arrays: ArrayRecord) -> None:
         """Goes on from a model that somebody else may have changed."""
-        state, sent = self.server.state_dict(), self.server.state
-        for name, value in decoded(arrays).items():
-            for part in ("params", "buffers"):
-                if (old := state["tensors"].get(f"{part}/{name}")) is None:
-                    continue
-                if value.shape != old.shape:
-                    raise ValueError(
-                        f"arrays have shape {value.shape} where {tuple(old.shape)} was"
-                    )
-                new = as_tensor(value)
-                self._changed |= not torch.equal(sent[name], new.to(sent[name].dtype))
-                old.copy_(new)
-        self.server.load_state_dict(state)
+        self._changed |= self.server.put(decoded(arrays))
 
     def wait(self, grid: Grid, timeout: float) -> str | None:
         """Waits until there are enough nodes; returns the reason if there are not.
