@@ -34,6 +34,7 @@ from fedglad.flower.replies import (
     decoded,
     is_gone,
     loss_of,
+    numbers,
     only,
     plain,
     read,
@@ -42,7 +43,7 @@ from fedglad.flower.replies import (
 from fedglad.flower.settings import Share
 from fedglad.flower.transport import Found, Replies, is_simulated, wait_for
 from fedglad.optimizers import SGD, Optimizer
-from fedglad.records import Failure, Record, Round, Update
+from fedglad.records import ACCURACY, Failure, Record, Round, Score, Update
 from fedglad.rng import stream
 from fedglad.samplers.base import Cohort, Pool, Sampler
 from fedglad.server.server import Server
@@ -93,6 +94,7 @@ class Session(Driver):
         resumable: bool = False,
         patience: float = 3600.0,
         quarantine: int = 0,
+        score: Score = ACCURACY,
         **server: Any,
     ) -> None:
         """`server` are further settings of the Server.
@@ -124,6 +126,7 @@ class Session(Driver):
         self.directory = Directory(nodes, known=resumable or keeps or sampler.needs_sizes)
         self.weight_key, self.arrays_key, self.config_key = weight_key, arrays_key, config_key
         self.min_nodes, self.report = min_nodes, report
+        self.score = score
         self.patience = patience
         self.quarantine = quarantine
         self.gone: set[int] = set()  # clients whose nodes were gone in the last attempt
@@ -335,6 +338,8 @@ class Session(Driver):
             test_accuracy=accuracy,
             averaged_loss=averaged_loss,
             averaged_accuracy=averaged_accuracy,
+            metrics=_others(metrics),
+            score=self.score,
             alarm=result.alarm,
             seconds=seconds,
         ).to_dict()
@@ -441,3 +446,16 @@ def _tested(
         if newest is not None or averaged is not None:
             return newest, averaged
     return None, None
+
+
+def _others(metrics: Mapping[str, MetricRecord | None]) -> dict[str, float]:
+    """All other numbers of both models, by their names in a record: test_f1, averaged_f1."""
+    named: dict[str, float] = {}
+    for part in ("evaluate", "server"):  # those of the server count, where both have one
+        both = [numbers(metrics.get(which + part) or {}) for which in ("", AVERAGED)]
+        for name in {**both[0], **both[1]}:
+            for readout, known in zip(("test", "averaged"), both, strict=True):
+                named.pop(f"{readout}_{name}", None)
+                if name in known:
+                    named[f"{readout}_{name}"] = known[name]
+    return named

@@ -21,6 +21,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedglad.adapters import Adapter, Glad
+from fedglad.analysis.per_client import clients, worst
 from fedglad.averages import Average, NoAverage
 from fedglad.core import malloc
 from fedglad.core.guard import Guard
@@ -35,10 +36,12 @@ from fedglad.flower.session import AVERAGED, Session, TooFewNodes, TrainingResul
 from fedglad.flower.settings import Share
 from fedglad.flower.transport import Found, Replies, clock, is_simulated, matched, pause
 from fedglad.optimizers import SGD, Optimizer
-from fedglad.records import Record
+from fedglad.records import ACCURACY, Record
 from fedglad.runs.folder import RunError
 from fedglad.samplers.base import Cohort, Sampler
 from fedglad.server.compatibility import refuse
+from fedglad.tasks.base import Task, as_task, score_of
+from fedglad.trust import Trust
 from fedglad.weights import Samples
 
 AggrFn = Callable[[list[RecordDict], str], MetricRecord]
@@ -70,6 +73,8 @@ class FedGLAD(Strategy):
     | argument | meaning |
     |---|---|
     | `optimizer`, `adapter`, `filter`, `weighting`, `buffers`, `guard` | as of `fedglad.Server` |
+    | `trust` | how much each client's updates are like the others', as of `fedglad.Server` |
+    | `task` | says which of the metrics is the score, and whether more is better; else accuracy |
     | `estimator` | as of `fedglad.Server`: of the mean of all clients, by what they sent before |
     | `average` | of the server's models, as of `fedglad.Server`; to be read as `averaged` |
     | `evaluate` | what clients test: "model", the newest one, "averaged", or "both" |
@@ -120,6 +125,8 @@ class FedGLAD(Strategy):
         evaluate: Evaluated = "model",
         buffers: Iterable[str] | None = None,
         guard: Guard | None = Guard(),  # noqa: B008 - frozen
+        trust: Trust | None = Trust(),  # noqa: B008 - frozen
+        task: Task | None = None,
         min_clients: int = 1,
         sampler: Sampler | None = None,
         seed: int = 0,
@@ -198,7 +205,7 @@ class FedGLAD(Strategy):
         self.estimator, self.average = estimator, average
         self.evaluate: Evaluated = evaluate
         self.buffers = None if buffers is None else tuple(buffers)
-        self.guard, self.min_clients = guard, min_clients
+        self.guard, self.min_clients, self.trust, self.task = guard, min_clients, trust, task
         least = max(self.min_train_nodes, 1)
         self.sampler = sampler or Share(
             clients_per_round=least, fraction=fraction_train, seed="run"
@@ -574,6 +581,8 @@ class FedGLAD(Strategy):
             average=self.average,
             buffers=self.buffers,
             guard=self.guard,
+            trust=self.trust,
+            score=ACCURACY if self.task is None else score_of(as_task(self.task)),
             min_clients=self.min_clients,
             estimator=self.estimator,
         )
@@ -624,9 +633,11 @@ class FedGLAD(Strategy):
         session.t += 1
         record, line = trained.record, self.records[-1]
         parts = [record.status if record.gsi_all is None else f"GSI {record.gsi_all:.3f}"]
-        for name, key in {"accuracy": "test_accuracy", "averaged": "averaged_accuracy"}.items():
-            if (accuracy := line.get(key)) is not None:
-                parts.append(f"{name} {100 * accuracy:.2f} %")
+        score = session.score
+        for name, which in {score.name: "test", "averaged": "averaged"}.items():
+            if (value := line.get(f"{which}_{score.name}")) is not None:
+                shown = f"{100 * value:.2f} %" if score.share else score.text(value)
+                parts.append(f"{name} {shown}")
         parts += [text for text in (record.reason, trained.alarm) if text]
         log.info("\t└──> %s", ", ".join(parts))
 
@@ -642,6 +653,8 @@ class FedGLAD(Strategy):
             rejected,
             flagged or "none",
         )
+        if named := worst(clients(self.records), 5):
+            log.info("Clients to look at: %s", named)
         if skipped:
             log.warn(
                 "%d of %d rounds were skipped: %s", len(skipped), rounds, skipped[-1]["reason"]
