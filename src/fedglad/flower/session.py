@@ -41,7 +41,7 @@ from fedglad.flower.replies import (
     weight_of,
 )
 from fedglad.flower.settings import Share
-from fedglad.flower.transport import Found, Replies, is_simulated, wait_for
+from fedglad.flower.transport import HURRIED, Found, Replies, is_simulated, wait_for
 from fedglad.optimizers import SGD, Optimizer
 from fedglad.records import ACCURACY, Failure, Record, Round, Score, Update
 from fedglad.rng import stream
@@ -130,6 +130,7 @@ class Session(Driver):
         self.patience = patience
         self.quarantine = quarantine
         self.gone: set[int] = set()  # clients whose nodes were gone in the last attempt
+        self.hurried: set[int] = set()  # who was slower than a quorum
         self.failed = Counter[int]()  # how many rounds in a row a client has not answered
         self.resting: dict[int, int] = {}  # client to the round in which it is asked again
         self._memo: dict[Any, Any] = {}  # of the pools
@@ -184,7 +185,7 @@ class Session(Driver):
         if self._started:
             count = wait_for(grid, least, timeout)
         else:
-            count = wait_for(grid, least, self.patience)
+            count = wait_for(grid, least, self.patience, first=True)
             if count < least:
                 raise TooFewNodes(self.few(grid, count))
             if self.directory.expected > count:
@@ -287,6 +288,7 @@ class Session(Driver):
         """One step by the replies, each with its place in the cohort."""
         replies: dict[int, Reply] = {}
         self.gone.clear()
+        self.hurried.clear()
         updates = self._updates(cohort, found, replies)
         norms = partial(self._reported_norms, replies) if self.report == "norms" else None
         population = len(self.directory.names)
@@ -309,6 +311,8 @@ class Session(Driver):
                 del self.failed[client]
                 self.resting.pop(client, None)
                 continue
+            if client in self.hurried:
+                continue  # it was not given its time
             self.failed[client] += 1
             times = self.failed[client] - self.quarantine
             if self.quarantine and times >= 0:
@@ -391,6 +395,8 @@ class Session(Driver):
             client = cohort.ids[place]
             if is_gone(message):
                 self.gone.add(client)
+            if isinstance(message, str) and message.endswith(HURRIED):
+                self.hurried.add(client)
             try:
                 metrics, _ = replies[client] = read(message)
                 weight = weight_of(metrics, self.weight_key)

@@ -306,9 +306,12 @@ class FedGLAD(Strategy):
                     self._round(session, grid, configs, evaluate_fn, metrics)
                     write(self.records[-1])
                     self._check_skipped(num_rounds)
+                self._conclude(num_rounds)
+            except (TooFewNodes, TooManySkipped, NothingTrained) as error:
+                log.warn("The run has failed: %s", error)
+                raise
             finally:
                 self._attempt = self._next = None
-            self._conclude(num_rounds)
             result.arrays = session.arrays()
             if initial is not None:
                 result.evaluate_metrics_serverapp[0] = initial
@@ -362,14 +365,15 @@ class FedGLAD(Strategy):
             if trained.record.stepped or not self.fraction_train:
                 break
             lacking = bool(self._short) or len(session.gone) > len(trained.record.clients) // 2
-            if lacking and self.on_short == "wait" and not self._short_for_good(grid):
+            if lacking and self.on_short == "wait" and not is_simulated(grid):
                 if clock() >= deadline:
                     raise TooFewNodes(f"{trained.record.reason}; {self._way_on()}")
                 log.warn("Round %d waits for nodes: %s", session.t + 1, trained.record.reason)
                 pause(min(nap, max(deadline - clock(), 0.0)))
                 nap = min(2 * nap, PAUSES[1])
                 continue
-            if self._short or len(retried) >= self.retries:
+            nobody = not trained.record.clients  # as a subclass would have it, or nobody is there
+            if nobody or len(retried) >= self.retries:
                 break
             log.warn("Round %d is tried again: %s", session.t + 1, trained.record.reason)
             retried.append(trained.record.reason or "")
@@ -419,10 +423,6 @@ class FedGLAD(Strategy):
             drawn = session.cohort_of(grid, nodes, drawn) if nodes else None
         if drawn is not None:
             self._asked[what] = drawn, replies.metadata
-
-    def _short_for_good(self, grid: Grid) -> bool:
-        """Whether waiting for nodes is in vain."""
-        return is_simulated(grid)
 
     def _way_on(self) -> str:
         return "resume=True goes on from here" if self.folder else "no folder has its rounds"
