@@ -12,10 +12,11 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedglad.adapters import Adapter, Glad
 from fedglad.core.guard import Guard
+from fedglad.federation.folder import Write, opened, run_folder
+from fedglad.federation.session import TrainingResult
 from fedglad.flower import log
-from fedglad.flower.folder import Write, opened, run_folder
 from fedglad.flower.nodes import Directory
-from fedglad.flower.session import Session, TrainingResult
+from fedglad.flower.session import Session
 from fedglad.flower.strategy import EvaluateFn, FedGLAD
 from fedglad.flower.transport import matched
 from fedglad.runs.folder import RunError

@@ -2,7 +2,6 @@
 
 import io
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
@@ -15,8 +14,6 @@ from fedglad.flower.mods import NORMS
 from fedglad.flower.transport import REFUSED, Found
 
 UNREACHABLE = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE)
-KNOWN = ("loss", "accuracy", "acc", "num_examples")  # they have fields of their own
-SHORT = 40  # letters of a metric's name in a record
 LONGEST = 500  # letters that are kept of a client's error, or that the name of a metric may have
 
 Record = TypeVar("Record", ArrayRecord, MetricRecord)
@@ -108,55 +105,6 @@ def _view(array: Array) -> np.ndarray:
         raise ValueError("it is cut off")
     flat = np.frombuffer(array.data, dtype, count, stream.tell())
     return flat.reshape(shape, order="F" if fortran else "C")
-
-
-def loss_of(metrics: Mapping[str, object]) -> float | None:
-    """A loss among metrics: train_loss, train-loss, loss, or the first with that word."""
-    return _first(metrics, ("loss",), least=-math.inf, most=math.inf)
-
-
-def accuracy_of(metrics: Mapping[str, object]) -> float | None:
-    """An accuracy among metrics, a share of 1: accuracy, eval_acc, test-accuracy."""
-    return _first(metrics, ("accuracy", "acc"), least=0.0, most=1.0)
-
-
-def _first(
-    metrics: Mapping[str, object], words: tuple[str, ...], *, least: float, most: float
-) -> float | None:
-    known = [f"{part}{word}" for word in words for part in ("train_", "train-", "")]
-    for name, value in sorted(metrics.items(), key=lambda item: item[0] not in known):
-        matches = set(re.split(r"[^a-z]+", name.lower())) & set(words)
-        number = None if isinstance(value, list) else as_number(value)
-        if matches and number is not None and least <= number <= most:
-            return number
-    return None
-
-
-def numbers(metrics: Mapping[str, object]) -> dict[str, float]:
-    """The finite numbers among metrics but loss, accuracy and counts, by names for records.
-
-    >>> numbers({"loss": 0.5, "eval-F1": 0.25, "num-examples": 8, "per class": [1.0, 2.0]})
-    {'f1': 0.25}
-    """
-    named: dict[str, float] = {}
-    for name, value in metrics.items():
-        words = re.sub(r"[^a-z0-9]+", "_", name[:LONGEST].lower()).strip("_")
-        short = re.sub(r"^(eval|evaluate|test|val)_", "", words)[:SHORT]
-        number = None if isinstance(value, list | bool) else as_number(value)
-        if short and short not in KNOWN and number is not None:
-            named.setdefault(short, number)
-    return named
-
-
-def plain(metrics: Mapping[str, object] | None) -> dict[str, object]:
-    """Metrics as JSON types; what is not finite becomes null."""
-
-    def one(value: object) -> object:
-        if isinstance(value, list):
-            return [one(entry) for entry in value]  # pyright: ignore[reportUnknownVariableType]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return {name: one(value) for name, value in (metrics or {}).items() if name != NORMS}
 
 
 def mean_metrics(contents: list[RecordDict], key: str) -> MetricRecord:

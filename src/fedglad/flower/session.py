@@ -2,8 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from flwr.app import (
     ConfigRecord,
     Message,
     MessageType,
-    MetricRecord,
     RecordDict,
 )
 from flwr.serverapp import Grid
@@ -24,35 +22,30 @@ from torch import Tensor
 from fedglad.averages import NoAverage
 from fedglad.core.checkpoint import whole_number
 from fedglad.core.guard import Guard
+from fedglad.federation import session as federation
+from fedglad.federation.metrics import loss_of
+from fedglad.federation.session import TrainingResult
 from fedglad.flower import log
 from fedglad.flower.mods import NORMS
 from fedglad.flower.nodes import ANSWER_TIMEOUT, Directory, Kind, NoSize, largest_usual
 from fedglad.flower.replies import (
     Reply,
     Unusable,
-    accuracy_of,
     decoded,
     is_gone,
-    loss_of,
-    numbers,
     only,
-    plain,
     read,
     weight_of,
 )
-from fedglad.flower.settings import Share
+from fedglad.flower.settings import Arrays, ClientApp, Engine, Nodes, Share
 from fedglad.flower.transport import HURRIED, Found, Replies, is_simulated, wait_for
 from fedglad.optimizers import SGD, Optimizer
-from fedglad.records import ACCURACY, Failure, Record, Round, Score, Update
+from fedglad.records import ACCURACY, Failure, Score, Update
 from fedglad.rng import stream
 from fedglad.samplers.base import Cohort, Pool, Sampler
 from fedglad.server.server import Server
-from fedglad.simulation.driver import Driver, guard_of
+from fedglad.simulation.driver import guard_of
 from fedglad.weights import Samples
-
-AVERAGED = "averaged_"
-"""What the names of metrics begin with that are those of the average."""
-
 
 REST = 10  # rounds in which a node that fails again and again is not asked; then twice as many
 
@@ -61,19 +54,10 @@ class TooFewNodes(RuntimeError):
     """Fewer nodes are connected than the run needs; the message says how to bring more."""
 
 
-@dataclass
-class TrainingResult:
-    """One round: `contents` are the accepted replies, `failed` entries of earlier attempts."""
-
-    record: Record
-    contents: list[RecordDict] = field(default_factory=list[RecordDict])
-    alarm: str | None = None
-    retried: list[str] = field(default_factory=list[str])
-    failed: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-
-
-class Session(Driver):
+class Session(federation.Session):
     """A federation whose clients are Flower's nodes: it waits, draws, asks and takes replies in."""
+
+    hidden = (NORMS,)
 
     def __init__(
         self,
@@ -136,6 +120,31 @@ class Session(Driver):
         self._memo: dict[Any, Any] = {}  # of the pools
         self._changed = False  # whether another strategy has changed a model that was stepped
         self._started = False  # whether the nodes of a first round were there
+
+    def info(self, text: str, *values: Any) -> None:
+        log.info(text, *values)
+
+    def warn(self, text: str, *values: Any) -> None:
+        log.warn(text, *values)
+
+    def lost(self, text: str) -> None:
+        log.only_in_flower(text)
+
+    def name(self, client: int) -> int | str:
+        return self.directory.name(client)
+
+    def elsewhere(self) -> dict[str, Any]:
+        layout = self.server.layout
+        return {
+            "data": Nodes(told_apart_by=self.directory.setting),
+            "model": Arrays(tensors=len(layout.names), parameters=sum(layout.numels)),
+            "client": ClientApp(),
+            "engine": Engine(
+                report=self.report,
+                weighted_by=self.weight_key,
+                min_clients=self.server.min_clients,
+            ),
+        }
 
     def transport_state(self) -> dict[str, Any]:
         state: dict[str, Any] = {"nodes": self.directory.state()}
@@ -328,38 +337,12 @@ class Session(Driver):
     def line(
         self,
         result: TrainingResult,
-        metrics: Mapping[str, MetricRecord | None],
+        metrics: Mapping[str, Mapping[str, Any] | None],
         seconds: dict[str, float],
     ) -> dict[str, Any]:
-        """A line of rounds.jsonl: the simulator's fields, and what only Flower has."""
-        loss, averaged_loss = _tested(metrics, loss_of)
-        accuracy, averaged_accuracy = _tested(metrics, accuracy_of)
-        line = Round(
-            self.t,
-            (),
-            result.record,
-            test_loss=loss,
-            test_accuracy=accuracy,
-            averaged_loss=averaged_loss,
-            averaged_accuracy=averaged_accuracy,
-            metrics=_others(metrics),
-            score=self.score,
-            alarm=result.alarm,
-            seconds=seconds,
-        ).to_dict()
-        if averaged_loss is not None:
-            line["averaged_loss"] = averaged_loss  # also where nobody reports an accuracy
-        again = {entry["id"] for entry in result.record.clients}
-        failed = [c for c in result.failed if c["id"] not in again]
-        entries = [*failed, *result.record.clients]
-        line["clients"] = [{**e, "id": self.directory.name(e["id"])} for e in entries]
-        line["attempts"] = 1 + len(result.retried)
-        if result.retried:
-            line["retried"] = result.retried
+        line = super().line(result, metrics, seconds)
         if resting := sorted(k for k, until in self.resting.items() if until > self.t):
-            line["resting"] = [self.directory.name(k) for k in resting]
-        known = {part: values for part, values in metrics.items() if values is not None}
-        line["metrics"] = {part: plain(values) for part, values in known.items()}
+            line["resting"] = [self.name(k) for k in resting]
         return line
 
     def evaluators(self, grid: Grid, fraction: float, least: int, timeout: float) -> list[int]:
@@ -437,31 +420,3 @@ class Session(Driver):
                 loss = None
             losses.append(math.nan if loss is None else loss)
         return losses
-
-
-def _tested(
-    metrics: Mapping[str, MetricRecord | None],
-    read: Callable[[Mapping[str, object]], float | None],
-) -> tuple[float | None, float | None]:
-    """One number of the newest model and of the average, both by the same samples.
-
-    Those of the server count first: the other's are the clients'.
-    """
-    for part in ("server", "evaluate"):
-        newest, averaged = (read(plain(metrics.get(name))) for name in (part, AVERAGED + part))
-        if newest is not None or averaged is not None:
-            return newest, averaged
-    return None, None
-
-
-def _others(metrics: Mapping[str, MetricRecord | None]) -> dict[str, float]:
-    """All other numbers of both models, by their names in a record: test_f1, averaged_f1."""
-    named: dict[str, float] = {}
-    for part in ("evaluate", "server"):  # those of the server count, where both have one
-        both = [numbers(metrics.get(which + part) or {}) for which in ("", AVERAGED)]
-        for name in {**both[0], **both[1]}:
-            for readout, known in zip(("test", "averaged"), both, strict=True):
-                named.pop(f"{readout}_{name}", None)
-                if name in known:
-                    named[f"{readout}_{name}"] = known[name]
-    return named

@@ -26,13 +26,14 @@ from fedglad.averages import Average, NoAverage
 from fedglad.core import malloc
 from fedglad.core.guard import Guard
 from fedglad.estimators import Estimator
+from fedglad.federation.folder import opened, run_folder
+from fedglad.federation.session import AVERAGED, TrainingResult
 from fedglad.filters import Filter
 from fedglad.flower import log
-from fedglad.flower.app import shadowed
-from fedglad.flower.folder import opened, run_folder
+from fedglad.flower.app import fingerprints, shadowed
 from fedglad.flower.nodes import Directory, Kind
 from fedglad.flower.replies import mean_metrics, rounds_of, why_not
-from fedglad.flower.session import AVERAGED, Session, TooFewNodes, TrainingResult
+from fedglad.flower.session import Session, TooFewNodes
 from fedglad.flower.settings import Share
 from fedglad.flower.transport import Found, Replies, clock, is_simulated, matched, pause
 from fedglad.optimizers import SGD, Optimizer
@@ -287,7 +288,9 @@ class FedGLAD(Strategy):
         train_config = train_config or ConfigRecord()
         evaluate_config = evaluate_config or ConfigRecord()
         result, begin, initial = Result(), perf_counter(), None
-        folder = opened(self.folder, session, num_rounds, resume=self.resume, grid=grid)
+        folder = opened(
+            self.folder, session, num_rounds, resume=self.resume, app=fingerprints(grid)
+        )
         with closing(session), folder as (self.records, write):
             log.info("Starting %s strategy:", type(self).__name__)
             _log_start(num_rounds, initial_arrays, train_config, evaluate_config)
@@ -306,7 +309,7 @@ class FedGLAD(Strategy):
                     self._round(session, grid, configs, evaluate_fn, metrics)
                     write(self.records[-1])
                     self._check_skipped(num_rounds)
-                self._conclude(num_rounds)
+                self._conclude(session, num_rounds)
             except (TooFewNodes, TooManySkipped, NothingTrained) as error:
                 log.warn("The run has failed: %s", error)
                 raise
@@ -641,28 +644,15 @@ class FedGLAD(Strategy):
         parts += [text for text in (record.reason, trained.alarm) if text]
         log.info("\t└──> %s", ", ".join(parts))
 
-    def _conclude(self, rounds: int) -> None:
+    def _conclude(self, session: Session, rounds: int) -> None:
         """Logs how the run went; raises if no round was trained."""
-        skipped = [r for r in self.records if r["status"] == "skipped"]
-        rejected = sum("rejected" in c for r in self.records for c in r["clients"])
-        flagged = [r["round"] + 1 for r in self.records if r["alarm"]]
-        log.info(
-            "%d of %d rounds trained; %d updates were left out; alarms in rounds %s",
-            len(self.records) - len(skipped),
-            rounds,
-            rejected,
-            flagged or "none",
-        )
+        reason = session.conclude(self.records, rounds)
         if named := worst(clients(self.records), 5):
             log.info("Clients to look at: %s", named)
-        if skipped:
-            log.warn(
-                "%d of %d rounds were skipped: %s", len(skipped), rounds, skipped[-1]["reason"]
-            )
-        if self.fraction_train and rounds and len(skipped) == len(self.records):
+        if self.fraction_train and rounds and reason is not None:
             raise NothingTrained(
-                f"none of {len(skipped)} rounds could be trained, the model is the initial one; "
-                f"the last round: {skipped[-1]['reason']}. To try again, raise num_rounds (with "
+                f"none of {len(self.records)} rounds could be trained, the model is the initial "
+                f"one; the last round: {reason}. To try again, raise num_rounds (with "
                 "resume=True) or choose another checkpoint_dir"
             )
 
