@@ -101,7 +101,8 @@ def start(strategy: Any, grid: LocalGrid, rounds: int = 3, **settings: Any) -> R
 
 
 def ours(**settings: Any) -> FedGLAD:
-    return FedGLAD(fraction_evaluate=0.0, **settings)
+    shape: dict[str, Any] = {"fraction_evaluate": 0.0, "nodes": "partition-id"}
+    return FedGLAD(**shape | settings)
 
 
 def flowers(**settings: Any) -> FedAvg:
@@ -615,7 +616,7 @@ def test_a_function_of_the_users_that_raises_costs_no_round(what: str, said: Cal
     settings: dict[str, Any] = {f"{what}_metrics_aggr_fn": broken}
     with pytest.raises(KeyError):
         start(FedAvg(**settings), LocalGrid(clients(5)))
-    strategy = FedGLAD(**settings)
+    strategy = FedGLAD(nodes="partition-id", **settings)
     found = start(strategy, LocalGrid(clients(5)))
     assert [told["status"] for told in strategy.records] == ["stepped"] * 3
     assert bits(found.arrays) == expected(strategy)
@@ -648,7 +649,7 @@ def test_who_fails_in_evaluation_only_still_trains():
 
     population = clients(5)
     population[BAD] = Fails(BAD)
-    strategy = FedGLAD()
+    strategy = FedGLAD(nodes="partition-id")
     found = start(strategy, LocalGrid(population))
     assert all(rejected(told) == {} for told in strategy.records)
     assert bits(found.arrays) == expected(strategy)
@@ -699,7 +700,7 @@ def test_a_client_that_raises_is_named_with_its_reason():
 
 def test_the_error_reply_of_a_killed_node_is_matched_to_its_client():
     """It comes from node 1, the SuperLink: only the message that it answers tells whose it is."""
-    strategy = ours()
+    strategy = ours(nodes="auto")
     found = start(strategy, LocalGrid(clients(5), lost={BAD}, named=True, keyed=True))
     for told in strategy.records:
         (bad,) = rejected(told).items()
@@ -889,3 +890,36 @@ def test_the_summary_before_the_run_says_how_it_is_set_up(said: Callable[[], str
     ours(optimizer=SGD(lr=0.25)).summary()
     assert "SGD(lr=0.25" in said()
     assert "Glad(" in said()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64])
+@pytest.mark.parametrize("name", ["seen", "norm.num_batches_tracked", "norm.running_var"])
+def test_buffers_of_every_unsigned_type(name: str, dtype: Any):
+    """torch cannot compare those of 16 bits and more."""
+
+    class Counts(Linear):
+        def train(self, arrays: Any) -> Any:
+            moved = super().train({key: arrays[key] for key in ("weight", "bias")})
+            return {**moved, name: (arrays[name] + 1).astype(dtype)}
+
+    strategy = ours()
+    start_with = record({**model(), name: np.array([1, 7], dtype)})
+    found = strategy.start(LocalGrid([Counts(k) for k in range(3)]), start_with, num_rounds=2)
+    assert all(rejected(told) == {} for told in strategy.records)
+    assert numpy(found.arrays)[name].tolist() == [3, 9]
+    assert numpy(found.arrays)[name].dtype == dtype
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_nan_with_a_huge_weight_costs_no_attempt(place: int):
+    def spoil(arrays: dict[str, Any], metrics: dict[str, Any]) -> None:
+        arrays["weight"] = nan_entry(arrays["weight"])
+        metrics["num-examples"] = 10**9
+
+    population = clients(3)
+    population[place] = Faulty(place, spoil)
+    strategy = ours()
+    start(strategy, LocalGrid(population))
+    for told in strategy.records:
+        assert (told["status"], told["attempts"]) == ("stepped", 1)
+        assert list(rejected(told)) == [place]

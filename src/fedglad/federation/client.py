@@ -13,7 +13,7 @@ from fedglad.clients.method import Loss, Plain
 from fedglad.clients.workbench import Workbench
 from fedglad.core.threads import threads
 from fedglad.simulation.engines.base import CHUNK, measure
-from fedglad.tasks.base import added, as_task, finished
+from fedglad.tasks.base import Task, added, as_task, finished
 
 
 def fit(
@@ -57,10 +57,25 @@ def score(
     model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss = cross_entropy
 ) -> tuple[float, float]:
     """The mean loss and the accuracy of a model on samples."""
+    measured = metrics(model, x, y, task=loss)
+    return measured["loss"], measured.get("accuracy", math.nan)
+
+
+def metrics(
+    model: nn.Module, x: Tensor, y: Tensor, *, task: Task | Loss = cross_entropy
+) -> dict[str, float]:
+    """All metrics of a task on samples, for a MetricRecord; a loss function is a task, too.
+
+    >>> from torch import ones, zeros
+    >>> from fedglad.tasks import Regression
+    >>> line = nn.Linear(1, 1).requires_grad_(False)
+    >>> _ = line.weight.fill_(2.0), line.bias.fill_(0.0)
+    >>> metrics(line, ones(3, 1), zeros(3, 1), task=Regression())["mae"]
+    2.0
+    """
     if not len(y):
         raise ValueError("there are no samples to evaluate on")
+    made = as_task(task)
     with threads(1):
         chunks = zip(x.split(CHUNK), y.split(CHUNK), strict=True)
-        task = as_task(loss)
-        metrics = finished(task, added(measure(model, task, *chunk) for chunk in chunks))
-    return metrics["loss"], metrics.get("accuracy", math.nan)
+        return finished(made, added(measure(model, made, *chunk) for chunk in chunks))

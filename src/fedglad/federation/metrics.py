@@ -6,6 +6,9 @@ from collections.abc import Collection, Mapping
 
 from fedglad.core.validate import as_number
 
+KNOWN = ("loss", "accuracy", "acc", "num_examples")  # they have fields of their own
+SHORT = 40  # letters of a metric's name in a record
+
 
 def loss_of(metrics: Mapping[str, object]) -> float | None:
     """A loss among metrics: train_loss, train-loss, loss, or the first with that word."""
@@ -27,6 +30,22 @@ def _first(
         if matches and number is not None and least <= number <= most:
             return number
     return None
+
+
+def numbers(metrics: Mapping[str, object]) -> dict[str, float]:
+    """The finite numbers among metrics but loss, accuracy and counts, by names for records.
+
+    >>> numbers({"loss": 0.5, "eval-F1": 0.25, "num-examples": 8, "per class": [1.0, 2.0]})
+    {'f1': 0.25}
+    """
+    named: dict[str, float] = {}
+    for name, value in metrics.items():
+        words = re.sub(r"[^a-z0-9]+", "_", name[:200].lower()).strip("_")
+        short = re.sub(r"^(eval|evaluate|test|val)_", "", words)[:SHORT]
+        number = None if isinstance(value, list | bool) else as_number(value)
+        if short and short not in KNOWN and number is not None:
+            named.setdefault(short, number)
+    return named
 
 
 def plain(metrics: Mapping[str, object] | None, hidden: Collection[str] = ()) -> dict[str, object]:

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from fedglad.config.schema import Config
 from fedglad.core.guard import NoGuard
-from fedglad.federation.metrics import accuracy_of, loss_of, plain
+from fedglad.federation.metrics import accuracy_of, loss_of, numbers, plain
 from fedglad.optimizers import Optimizer
 from fedglad.privacy import NoPrivacy
-from fedglad.records import Record, Round
+from fedglad.records import ACCURACY, Record, Round, Score
 from fedglad.simulation.driver import Driver
 from fedglad.transforms import NoTransform
 from fedglad.trust import NoTrust
@@ -35,6 +35,7 @@ class Session(Driver):
     """A run whose clients are elsewhere; a subclass adds the transport."""
 
     hidden: ClassVar[Collection[str]] = ()  # metrics that are no user's
+    score: Score = ACCURACY
     optimizer: Optimizer  # as it was given, without the number of rounds
     weighting: Samples
 
@@ -101,6 +102,8 @@ class Session(Driver):
             test_accuracy=accuracy,
             averaged_loss=averaged_loss,
             averaged_accuracy=averaged_accuracy,
+            metrics=_others(metrics),
+            score=self.score,
             alarm=result.alarm,
             seconds=seconds,
         ).to_dict()
@@ -150,3 +153,16 @@ class Session(Driver):
         reason = skipped[-1]["reason"]
         self.warn("%d of %d rounds were skipped: %s", len(skipped), rounds, reason)
         return reason if len(skipped) == len(records) else None
+
+
+def _others(metrics: Mapping[str, Mapping[str, Any] | None]) -> dict[str, float]:
+    """All other numbers of both models, by their names in a record: test_f1, averaged_f1."""
+    named: dict[str, float] = {}
+    for part in ("evaluate", "server"):  # those of the server count, where both have one
+        both = [numbers(metrics.get(which + part) or {}) for which in ("", AVERAGED)]
+        for name in {**both[0], **both[1]}:
+            for readout, known in zip(("test", "averaged"), both, strict=True):
+                named.pop(f"{readout}_{name}", None)
+                if name in known:
+                    named[f"{readout}_{name}"] = known[name]
+    return named

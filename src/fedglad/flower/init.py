@@ -18,10 +18,10 @@ def init(folder: Path) -> list[Path]:
     """Writes the app; returns its files. A folder with anything in it is left alone."""
     folder = folder.absolute()
     project = _name(folder)
-    out = json.dumps(str(folder / "out"), ensure_ascii=False)  # a TOML string, too
+    out = json.dumps(str(folder / "out" / "{run}"), ensure_ascii=False)  # a TOML string, too
     names = {
         # The SuperLink runs the app in another folder: only a whole path leads back here.
-        '\nout = "out"': f"\nout = {out}",
+        '\nout = "out/{run}"': f"\nout = {out}",
         PROJECT: project,
         PACKAGE: project.replace("-", "_"),
     }
@@ -37,12 +37,14 @@ def init(folder: Path) -> list[Path]:
 def commands(folder: Path) -> tuple[str, str]:
     """What to type so that the app in the folder runs, on Flower's simulation engine.
 
-    Flower starts a local SuperLink in the folder where one is, and leaves it running for the runs
-    to come: that folder must stay, and hold no other app.
+    Without the first, Flower simulates two nodes; the size stays until it is changed again.
     """
-    nodes = f"num-supernodes={SUPERNODES} client-resources-num-cpus=1"
+    size = f"--num-supernodes {SUPERNODES} --client-resources-num-cpus 1"
     path = shlex.quote(str(folder.absolute()))
-    return "cd ~", f'flwr run {path} --stream --federation-config "{nodes}"'
+    return (
+        f"flwr federation simulation-config @none/default {size}",
+        f"flwr run {path} --stream",
+    )
 
 
 def _name(folder: Path) -> str:

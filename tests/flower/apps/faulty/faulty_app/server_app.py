@@ -22,6 +22,9 @@ def main(grid: Grid, context: Context) -> None:
         sampler=Uniform(clients_per_round=int(config["per-round"])),
         nodes="partition-id",
         round_timeout=float(config["timeout"]),
+        quorum=float(config["quorum"]),
+        grace=float(config["grace"]),
         checkpoint_dir=str(config["out"]),
+        resume=True,
     )
     strategy.start(grid, arrays, num_rounds=int(config["rounds"]))
