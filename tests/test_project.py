@@ -22,7 +22,7 @@ SOURCE = ROOT / "src" / "fedglad"
 FILES = sorted(SOURCE.rglob("*.py"))
 
 LAYERS = """
-records rng
+records rng secure
 core
 schedules
 optimizers filters weights trust adapters averages estimators transforms privacy
@@ -58,6 +58,7 @@ ONLY_IN = {
     "dp_accounting": {"privacy"},
     "pandas": {"analysis"},
     "prometheus_client": {"report"},
+    "cryptography": {"secure"},
 }
 """Heavy libraries, and the folders that may import them."""
 
