@@ -134,6 +134,7 @@ def federated(folder: Path, rounds: int = ROUNDS, stop: int = 0) -> Told:
     strategy = FedGLAD(
         fraction_evaluate=0.0,
         checkpoint_dir=folder,
+        resume=True,
         seed=3,
         optimizer=Adam(),
         adapter=Glad(gamma=0.5),

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -15,12 +16,14 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from fedglad import Glad, Guard
+from fedglad.averages import EMA
 from fedglad.clients.method import Plain
 from fedglad.core.layout import split
+from fedglad.estimators import VARP
 from fedglad.filters import Filter
 from fedglad.flower import FedGLAD
 from fedglad.flower.nodes import largest_usual
-from fedglad.optimizers import SGD
+from fedglad.optimizers import SGD, Adam
 from fedglad.records import Several
 from fedglad.samplers.adafl import AdaFL
 from fedglad.samplers.base import Sampler
@@ -47,7 +50,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def cohorts(grid: LocalGrid, rounds: int = ROUNDS, **settings: Any) -> list[list[Any]]:
-    strategy = FedGLAD(fraction_evaluate=0.0, **settings)
+    shape: dict[str, Any] = {"fraction_evaluate": 0.0, "nodes": "partition-id"}
+    strategy = FedGLAD(**shape | settings)
     strategy.start(grid, record(model()), num_rounds=rounds)
     return [who(told) for told in strategy.records]
 
@@ -184,10 +188,11 @@ def test_neither_node_ids_nor_arrival_change_the_cohorts(name: str, nodes: Any):
 def test_clients_are_called_by_what_tells_them_apart():
     everything = LocalGrid(clients(3), named=True, keyed=True)
     names = {"site-00", "site-01", "site-02"}
-    assert set(cohorts(everything, 1)[0]) == names
+    assert set(cohorts(everything, 1, nodes="auto")[0]) == names
     assert set(cohorts(everything, 1, nodes="name")[0]) == names
     assert set(cohorts(everything, 1, nodes="partition-id")[0]) == {0, 1, 2}
-    assert set(cohorts(LocalGrid(clients(3)), 1)[0]) == {0, 1, 2}
+    stateful = AdaFL(clients_per_round=3)
+    assert set(cohorts(LocalGrid(clients(3)), 1, nodes="auto", sampler=stateful)[0]) == {0, 1, 2}
     keyed = LocalGrid(clients(3), keyed=True)
     by_key = cohorts(keyed, 1, nodes="key")[0]
     assert by_key == cohorts(LocalGrid(clients(3), keyed=True), 1, nodes="key")[0]
@@ -219,6 +224,28 @@ def test_clients_without_a_query_function_still_train():
     assert list(found.evaluate_metrics_clientapp) == [1, 2]
 
 
+def test_nobody_is_asked_who_it_is_unless_something_needs_it(tmp_path: Path):
+    """A message of a kind that a ClientApp has no function for costs a page of its log."""
+    plain: list[dict[str, Any]] = [{}, {"average": EMA()}, {"optimizer": Adam()}]
+    for settings in plain:
+        grid = LocalGrid(clients(6))
+        FedGLAD(fraction_train=0.5, **settings).start(grid, record(model()), num_rounds=3)
+        assert grid.asked("query.fedglad") == []
+    mute = LocalGrid([app() for _ in range(6)])
+    FedGLAD(checkpoint_dir=tmp_path / "run").start(mute, record(model()), num_rounds=2)
+    assert len(mute.asked("query.fedglad")) == 1  # to go on one day; the first cannot answer
+    needed: list[dict[str, Any]] = [
+        {"sampler": MD(clients_per_round=3)},
+        {"sampler": AdaFL(clients_per_round=3)},
+        {"estimator": VARP()},
+        {"checkpoint_dir": tmp_path / "other"},
+    ]
+    for settings in needed:
+        grid = LocalGrid(clients(6))
+        FedGLAD(**settings).start(grid, record(model()), num_rounds=3)
+        assert sorted(grid.asked("query.fedglad")) == [0, 1, 2, 3, 4, 5]
+
+
 def test_a_real_client_app_that_answers_the_query():
     found = app()
 
@@ -233,7 +260,8 @@ def test_if_only_some_answer_the_query_nobody_is_left_out():
     """`auto` takes what all nodes have: their ids."""
     population = [Linear(0), Linear(1), app(), app()]
     grid = LocalGrid(population)
-    assert {*map(str, cohorts(grid, 2)[1])} == {str(number) for number in grid.nodes}
+    asked = cohorts(grid, 2, nodes="auto", sampler=AdaFL(clients_per_round=4))[1]
+    assert {*map(str, asked)} == {str(number) for number in grid.nodes}
 
 
 def test_names_that_are_asked_for_and_missing_are_refused():
@@ -250,13 +278,14 @@ def test_a_partition_id_that_two_nodes_have_is_refused_or_not_used():
     with pytest.raises((ValueError, RuntimeError), match=r"(?s)partition-id.*7"):
         cohorts(LocalGrid(population), nodes="partition-id")
     grid = LocalGrid(population)
-    assert {*map(str, cohorts(grid, 1)[0])} == {str(number) for number in grid.nodes}
+    asked = cohorts(grid, 1, nodes="auto", sampler=AdaFL(clients_per_round=3))[0]
+    assert {*map(str, asked)} == {str(number) for number in grid.nodes}
 
 
 def test_a_partition_id_that_a_newcomer_has_too_does_not_change_hands():
     """Two nodes that are both connected do not take turns as one client."""
     grid = LocalGrid(clients(4))
-    strategy = FedGLAD(fraction_evaluate=0.0)
+    strategy = FedGLAD(fraction_evaluate=0.0, nodes="partition-id")
     joining = changing(grid, {2: [Linear(9, partition=2)]})
     try:
         strategy.start(grid, record(model()), num_rounds=6, evaluate_fn=joining)
@@ -353,7 +382,7 @@ def test_a_node_that_is_gone_when_it_is_asked_is_a_failed_client():
     grid = LocalGrid(clients(5))
     gone = lambda call, kind: call == "pull" and kind == "train" and grid.leave(2)  # noqa: E731
     grid.fails = cast(Any, gone)
-    strategy = FedGLAD(fraction_evaluate=0.0)
+    strategy = FedGLAD(fraction_evaluate=0.0, nodes="partition-id")
     strategy.start(grid, record(model()), num_rounds=2)
     first, second = strategy.records
     assert [c["id"] for c in first["clients"] if "rejected" in c] == [2]
@@ -362,7 +391,7 @@ def test_a_node_that_is_gone_when_it_is_asked_is_a_failed_client():
 
 def test_if_all_nodes_leave_the_rounds_are_skipped():
     grid = LocalGrid(clients(3))
-    strategy = FedGLAD(round_timeout=30.0)
+    strategy = FedGLAD(round_timeout=30.0, on_short="skip")
     leaving = changing(grid, {2: [0, 1, 2]})
     strategy.start(grid, record(model()), num_rounds=4, evaluate_fn=leaving)
     assert [told["status"] for told in strategy.records] == ["stepped"] * 2 + ["skipped"] * 2
@@ -373,7 +402,9 @@ def test_evaluation_asks_as_many_as_flower():
     """int(9 · 0.5) = 4 of nine, and the same ones in a second run with other node ids."""
     grids = [LocalGrid(clients(9)) for _ in range(2)]
     for grid in grids:
-        FedGLAD(fraction_evaluate=0.5).start(grid, record(model()), num_rounds=3)
+        FedGLAD(fraction_evaluate=0.5, nodes="partition-id").start(
+            grid, record(model()), num_rounds=3
+        )
     assert len(grids[0].asked("evaluate")) == 12
     assert grids[0].asked("evaluate") == grids[1].asked("evaluate")
     none = LocalGrid(clients(9))

@@ -26,6 +26,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {
             "rounds": ROUNDS,
             "data.clients": CLIENTS,
+            "data.alpha": 1.0,
             "sampler.clients_per_round": COHORT,
             "average.name": "ema",
             "engine.name": "serial",

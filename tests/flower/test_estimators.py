@@ -51,6 +51,7 @@ def play(
         seed=3,
         nodes="partition-id",
         checkpoint_dir=folder,
+        resume=True,
         **settings,
     )
     grid = LocalGrid(clients(COUNT))

@@ -101,7 +101,8 @@ def start(strategy: Any, grid: LocalGrid, rounds: int = 3, **settings: Any) -> R
 
 
 def ours(**settings: Any) -> FedGLAD:
-    return FedGLAD(fraction_evaluate=0.0, **settings)
+    shape: dict[str, Any] = {"fraction_evaluate": 0.0, "nodes": "partition-id"}
+    return FedGLAD(**shape | settings)
 
 
 def flowers(**settings: Any) -> FedAvg:
@@ -615,7 +616,7 @@ def test_a_function_of_the_users_that_raises_costs_no_round(what: str, said: Cal
     settings: dict[str, Any] = {f"{what}_metrics_aggr_fn": broken}
     with pytest.raises(KeyError):
         start(FedAvg(**settings), LocalGrid(clients(5)))
-    strategy = FedGLAD(**settings)
+    strategy = FedGLAD(nodes="partition-id", **settings)
     found = start(strategy, LocalGrid(clients(5)))
     assert [told["status"] for told in strategy.records] == ["stepped"] * 3
     assert bits(found.arrays) == expected(strategy)
@@ -648,7 +649,7 @@ def test_who_fails_in_evaluation_only_still_trains():
 
     population = clients(5)
     population[BAD] = Fails(BAD)
-    strategy = FedGLAD()
+    strategy = FedGLAD(nodes="partition-id")
     found = start(strategy, LocalGrid(population))
     assert all(rejected(told) == {} for told in strategy.records)
     assert bits(found.arrays) == expected(strategy)
@@ -699,7 +700,7 @@ def test_a_client_that_raises_is_named_with_its_reason():
 
 def test_the_error_reply_of_a_killed_node_is_matched_to_its_client():
     """It comes from node 1, the SuperLink: only the message that it answers tells whose it is."""
-    strategy = ours()
+    strategy = ours(nodes="auto")
     found = start(strategy, LocalGrid(clients(5), lost={BAD}, named=True, keyed=True))
     for told in strategy.records:
         (bad,) = rejected(told).items()

@@ -1,11 +1,14 @@
-"""`fedglad flower init`: what it writes, what it refuses, and that the two commands run it."""
+"""`fedglad flower init`: what it writes, what it refuses, and that `flwr run` runs it."""
 
 import inspect
+import itertools
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -45,7 +48,7 @@ def test_an_app_is_written_with_its_own_names(tmp_path: Path):
             compile(text, str(path), "exec")
     found = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))
     assert found["project"]["name"] == "my-hospital-app"
-    assert found["tool"]["flwr"]["app"]["config"]["out"] == str(folder / "out")
+    assert found["tool"]["flwr"]["app"]["config"]["out"] == str(folder / "out" / "{run}")
     assert found["project"]["dependencies"] == []  # else Flower would install them for every run
 
 
@@ -71,7 +74,7 @@ def test_flower_accepts_the_app_whatever_the_folder_is_called(
     config, warnings = load_and_validate(tmp_path / folder / "pyproject.toml")
     assert warnings == []
     assert config["project"]["name"] == name
-    assert config["tool"]["flwr"]["app"]["config"]["out"] == str(tmp_path / folder / "out")
+    assert config["tool"]["flwr"]["app"]["config"]["out"] == str(tmp_path / folder / "out/{run}")
     assert build_fab_from_disk(tmp_path / folder)
 
 
@@ -135,15 +138,17 @@ def test_the_page_on_flower_prints_what_the_command_prints_and_its_code_runs(
 ):
     page = (ROOT / "docs/flower.md").read_text("utf-8")
     assert "\n".join(f"    {line}" for line in commands(Path("/path/to/hospitals"))) in page
-    own, watched, deployed = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    own, subclass, watched, deployed = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
     scope: dict[str, Any] = {}
     exec(own, scope)
+    exec(subclass, scope)
+    assert issubclass(scope["Ours"], FedGLAD)
     assert isinstance(scope["strategy"], FedGLAD)
     exec(watched, scope)
     assert isinstance(scope["strategy"], Monitor)
     model = task.build_model(1)
-    (tmp_path / "out").mkdir()
-    write_models(tmp_path / "out", Server(model, average=EMA()), 0, "")
+    (tmp_path / "out/1").mkdir(parents=True)
+    write_models(tmp_path / "out/1", Server(model, average=EMA()), 0, "")
     monkeypatch.chdir(tmp_path)
     scope = {"build_model": lambda: task.build_model(2)}
     exec(deployed, scope)
@@ -158,8 +163,12 @@ def test_the_page_on_flower_prints_what_the_command_prints_and_its_code_runs(
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(NO_RAY), reason=NO_RAY)
-def test_the_two_printed_commands_run_the_app_offline(tmp_path: Path):
-    home = tmp_path / "home"
+def test_flwr_run_just_works_in_a_new_app(tmp_path: Path):
+    """With Flower's two nodes, after Ctrl-C, after an edit, with the printed commands' fifty.
+
+    Another app whose package has the same name is refused: Flower would take the first one's code.
+    """
+    home, app = tmp_path / "home", tmp_path / "an app"
     home.mkdir()
     env = environment(home / ".flwr") | {
         "HOME": str(home),
@@ -168,25 +177,66 @@ def test_the_two_printed_commands_run_the_app_offline(tmp_path: Path):
     # What a user has not set, either: no dependencies are installed because the app names none.
     del env["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"]
     del env["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"]
-    app = tmp_path / "an app"
     try:
         printed = _sh(f"fedglad flower init {shlex.quote(str(app))}", env, tmp_path)
         assert printed.returncode == 0, printed.stderr
-        two = re.findall(r"^    (.*)$", printed.stdout, re.M)
-        assert len(two) == 2
-        done = _sh("\n".join(["set -e", *two]), env, tmp_path)
+        size, run = re.findall(r"^    (.*)$", printed.stdout, re.M)
+
+        five = "flwr run . --stream --run-config num-server-rounds=5"
+        _interrupted(five, env, app)
+        begin = time.monotonic()
+        second = _sh(five, env, app)
+        said = second.stdout + second.stderr
+        assert second.returncode == 0, said
+        assert "5 of 5 rounds trained" in said
+        assert "Traceback" not in said
+        assert "it is all of them. More simulated ones: flwr federation simulation-config" in said
+        assert time.monotonic() - begin < 120  # alone a good half minute
+        assert Run(app / "out/2").rounds()[-1]["test_accuracy"] > 0.9
+
+        task_py = next(app.glob("*/task.py"))
+        task_py.write_text(task_py.read_text("utf-8") + "\n# edited\n", "utf-8")
+        done = _sh(f"set -e\n{size}\n{run}", env, tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+        other = tmp_path / "other" / "an app"
+        init(other)
+        refused = _sh("flwr run . --stream", env, other)
+        assert "Flower's workers would import" in refused.stdout
+        assert "task.py changed" in refused.stdout
     finally:
         kill_all(home / ".flwr")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (app / "out/summary.json").is_file(), done.stdout + done.stderr
 
-    settings = {"rounds": 10, "engine.name": "serial", "average.name": "ema"}
+    assert {path.name for path in (app / "out").iterdir()} == {"1", "2", "3"}
+    assert (app / "out/3/summary.json").is_file(), done.stdout + done.stderr
+    assert "[ROUND 15/15]" in (app / "out/3/log.txt").read_text("utf-8")
+    settings = {"rounds": 15, "data.alpha": 1.0, "engine.name": "serial", "average.name": "ema"}
     _, config = load("digits", settings)
     simulated = execute("digits", config, out=tmp_path / "simulated")
-    ours, theirs = Run(app / "out").rounds(), simulated.rounds()
+    ours, theirs = Run(app / "out/3").rounds(), simulated.rounds()
     for field in ("test_accuracy", "averaged_accuracy", "gsi_all"):
         assert [r[field] for r in ours] == [r[field] for r in theirs]
     assert f"averaged {100 * ours[-1]['averaged_accuracy']:.2f} %" in done.stdout
+    assert ours[-1]["averaged_accuracy"] > 0.8  # worth showing
+
+
+def _interrupted(command: str, env: dict[str, str], cwd: Path) -> None:
+    """Ctrl-C once the first round is over: only the log ends by it."""
+    running = subprocess.Popen(
+        ["sh", "-c", f"exec {command}"],
+        env=env,
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert running.stdout
+    with running.stdout as lines:
+        said = list(itertools.takewhile(lambda line: "[ROUND 2/5]" not in line, lines))
+        running.send_signal(signal.SIGINT)
+        lines.read()
+    running.wait(30)
+    assert any("flwr stop" in line for line in said), said
 
 
 def _sh(script: str, env: dict[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -41,7 +41,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def ours(**settings: Any) -> FedGLAD:
-    return FedGLAD(fraction_evaluate=0.0, **settings)
+    shape: dict[str, Any] = {"fraction_evaluate": 0.0, "nodes": "partition-id"}
+    return FedGLAD(**shape | settings)
 
 
 # ------------------------------------------------------------------------------- dtypes and buffers
@@ -294,5 +295,7 @@ def test_clients_are_asked_before_the_first_reply_is_waited_for():
     grid = LocalGrid(clients(8), named=True)
     seen: list[tuple[str, int]] = []
     grid.fails = lambda call, kind: seen.append((call, len(grid.asked())))
-    ours(sampler=Uniform(clients_per_round=5)).start(grid, record(model()), num_rounds=1)
+    ours(sampler=Uniform(clients_per_round=5), nodes="auto").start(
+        grid, record(model()), num_rounds=1
+    )
     assert {asked for call, asked in seen if call == "pull"} == {5}

@@ -84,7 +84,7 @@ def play(
     evaluate: Any = accuracy,
     start: Any = None,
 ) -> tuple[Any, list[dict[str, Any]]]:
-    settings = {"fraction_evaluate": 0.0, **settings}
+    settings = {"fraction_evaluate": 0.0, "nodes": "partition-id", "resume": True, **settings}
     strategy = FedGLAD(checkpoint_dir=folder, seed=3, **settings)
     start = record(start or model(normed=True))
     grid = grid or population()
@@ -355,7 +355,7 @@ def test_killed_for_real_and_started_again(name: str, tmp_path: Path):
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, "PYTHONPATH": tests},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([tests, *sys.path])},
         )
         assert child.stdout
         with child.stdout:

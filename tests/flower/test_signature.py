@@ -132,8 +132,8 @@ def test_metrics_are_averaged_as_fedavg_does():
 
 def test_flowers_own_loop_runs_it_too():
     """`Strategy.start`, without our streaming and retries, gives the same model."""
-    ours = FedGLAD(optimizer=SGD(lr=0.7))
-    theirs = FedGLAD(optimizer=SGD(lr=0.7))
+    ours = FedGLAD(nodes="partition-id", optimizer=SGD(lr=0.7))
+    theirs = FedGLAD(nodes="partition-id", optimizer=SGD(lr=0.7))
     first = ours.start(LocalGrid(clients(5)), record(model()), num_rounds=4)
     second = Strategy.start(theirs, LocalGrid(clients(5)), record(model()), num_rounds=4)
     assert bits(first.arrays) == bits(second.arrays)

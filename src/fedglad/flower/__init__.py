@@ -11,9 +11,11 @@ from fedglad.core.lazy import lazily
 if TYPE_CHECKING:
     from fedglad.flower.mods import report_norms as report_norms
     from fedglad.flower.monitor import Monitor as Monitor
+    from fedglad.flower.session import TooFewNodes as TooFewNodes
     from fedglad.flower.strategy import FedGLAD as FedGLAD
     from fedglad.flower.strategy import NothingTrained as NothingTrained
+    from fedglad.flower.strategy import TooManySkipped as TooManySkipped
 
-__all__ = ["FedGLAD", "Monitor", "NothingTrained", "report_norms"]
+__all__ = ["FedGLAD", "Monitor", "NothingTrained", "TooFewNodes", "TooManySkipped", "report_norms"]
 
 __getattr__, __dir__ = lazily(__name__, {"flwr": "Flower: pip install 'fedglad[flower]'"})

@@ -27,13 +27,13 @@ def init(folder: Path) -> list[Path]:
         raise InitError(f"{folder} is a file: choose a new folder")
     project = _name(folder)
     names = {PROJECT: project, PACKAGE: project.replace("-", "_")}
-    out = json.dumps(str(folder / "out"), ensure_ascii=False)  # a TOML string, too
+    out = json.dumps(str(folder / "out" / "{run}"), ensure_ascii=False)  # a TOML string, too
     written: list[Path] = []
     for source in sorted(TEMPLATE.rglob("*")):
         if source.suffix not in (".py", ".toml"):
             continue
         # The SuperLink runs the app in another folder: only a whole path leads back here.
-        text = source.read_text("utf-8").replace('\nout = "out"', f"\nout = {out}")
+        text = source.read_text("utf-8").replace('\nout = "out/{run}"', f"\nout = {out}")
         path = source.relative_to(TEMPLATE).as_posix()
         for old, new in names.items():
             path, text = path.replace(old, new), text.replace(old, new)
@@ -49,12 +49,14 @@ def init(folder: Path) -> list[Path]:
 def commands(folder: Path) -> tuple[str, str]:
     """What to type so that the app in the folder runs, on Flower's simulation engine.
 
-    Flower starts a local SuperLink in the folder where one is, and leaves it running for the runs
-    to come: that folder must stay, and hold no other app.
+    Without the first, Flower simulates two nodes; the size stays until it is changed again.
     """
-    nodes = f"num-supernodes={SUPERNODES} client-resources-num-cpus=1"
+    size = f"--num-supernodes {SUPERNODES} --client-resources-num-cpus 1"
     path = shlex.quote(str(folder.absolute()))
-    return "cd ~", f'flwr run {path} --stream --federation-config "{nodes}"'
+    return (
+        f"flwr federation simulation-config @none/default {size}",
+        f"flwr run {path} --stream",
+    )
 
 
 def _name(folder: Path) -> str:

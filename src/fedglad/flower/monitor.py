@@ -5,7 +5,7 @@ from os import PathLike
 from time import perf_counter
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -16,7 +16,7 @@ from fedglad.flower.folder import Write, opened
 from fedglad.flower.nodes import Directory
 from fedglad.flower.session import Session, TrainingResult
 from fedglad.flower.strategy import EvaluateFn, FedGLAD
-from fedglad.flower.transport import in_order
+from fedglad.flower.transport import matched
 from fedglad.samplers.base import Cohort
 
 OBSERVED = ("configure_train", "aggregate_train", "aggregate_evaluate")
@@ -56,7 +56,7 @@ class Monitor(Strategy):
         self.weight_key = weighted_by_key or getattr(inner, "weighted_by_key", "num-examples")
         self.records: list[dict[str, Any]] = []
         self.session: Session | None = None
-        self._asked: tuple[Cohort, list[Message], float] | None = None
+        self._asked: tuple[Cohort, list[Metadata], float] | None = None
         self._open: tuple[TrainingResult, float] | None = None  # a round not yet evaluated
         self._metrics: dict[str, MetricRecord | None] = {}
         self._inner: dict[str, Any] = {}
@@ -166,14 +166,15 @@ class Monitor(Strategy):
         clients = {node: client for client, node in session.directory.online.items()}
         asked = [m for m in messages if m.metadata.dst_node_id in clients]
         ids = tuple(clients[m.metadata.dst_node_id] for m in asked)
-        self._asked = Cohort(ids), asked, perf_counter()
+        self._asked = Cohort(ids), [message.metadata for message in asked], perf_counter()
 
     def _measure(self, replies: list[Message]) -> None:
         """One step of fedglad's server, of which only the record is kept."""
         if self._asked is None or self.session is None:
             return
-        (cohort, messages, begun), self._asked = self._asked, None
-        result = self.session.aggregate(cohort, in_order(messages, replies), 0.0)
+        (cohort, sent, begun), self._asked = self._asked, None
+        missing = ["no reply in time"] * len(sent)
+        result = self.session.aggregate(cohort, matched(sent, replies, missing))
         self._open = result, perf_counter() - begun
         self.records.append({})
         self._record("train", None)

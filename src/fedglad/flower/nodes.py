@@ -8,15 +8,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from fedglad.core.checkpoint import whole_number
 from fedglad.core.validate import as_number
 from fedglad.flower import log
-from fedglad.flower.replies import Unusable, read
-from fedglad.flower.transport import exchange
+from fedglad.flower.replies import Unusable, is_gone, read
+from fedglad.flower.transport import Replies
 
 Kind = Literal["auto", "name", "key", "partition-id", "id"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -27,7 +26,6 @@ TRIES = 2  # that a node which does not answer is given, and one more in every A
 AGAIN = 10
 MOST = 100_000  # a partition-id is the client's place among all: larger ones are no places
 UNUSUAL = 10_000.0  # times the median: no number of samples that can be meant
-SILENT = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE)
 HANDLER = '@app.query("fedglad")'
 
 
@@ -52,12 +50,15 @@ class Directory:
     | `id` | Flower's node id, which is another one in every run |
 
     `auto` takes the first that the first nodes have, in this order: name, partition-id, key, id.
+    It asks nobody for a partition-id unless clients must be `known` from round to round, or in the
+    next run; then one node first, and the others if that can answer.
     """
 
-    def __init__(self, by: Kind = "auto") -> None:
+    def __init__(self, by: Kind = "auto", *, known: bool = True) -> None:
         if by not in KINDS:
             raise ValueError(f"nodes={by!r}: choose from {', '.join(KINDS)}")
         self.setting: str = by
+        self.known = known
         self.kind: str = by
         self.names: list[int | str] = []
         self.count = 0
@@ -90,6 +91,11 @@ class Directory:
     def name(self, client: int) -> int | str:
         """The client's name in the records."""
         return client if self.kind == "partition-id" else self.names[client]
+
+    def label(self, client: int) -> str:
+        """The client's name, and its node's id where that is another."""
+        name, node = self.name(client), self.online.get(client)
+        return f"{name}" if node in (None, name) else f"{name} (node {node})"
 
     def refresh(self, grid: Grid, timeout: float) -> None:
         """Finds out which nodes are connected, and which clients they are."""
@@ -129,18 +135,30 @@ class Directory:
         """
         if self._distinct(new, "name"):
             return "name"
-        self._ask(grid, [info.node_id for info in new], timeout)
-        answered = [info.node_id for info in new if info.node_id in self._answers]
-        places = Counter(self._partition(node) for node in answered)
-        distinct = sum(times == 1 for place, times in places.items() if place is not None)
-        if 2 * distinct > len(answered):
-            return "partition-id"
-        log.warn(
-            "Nodes have no names and do not each tell a partition-id: cohorts are those of this "
-            "run alone. Register them by name, or answer %s.",
-            HANDLER,
-        )
-        return "key" if self._distinct(new, "key") else "id"
+        if self.known and self._one_answers(grid, new, timeout):
+            self._ask(grid, [info.node_id for info in new], timeout)
+            answered = [info.node_id for info in new if info.node_id in self._answers]
+            places = Counter(self._partition(node) for node in answered)
+            distinct = sum(times == 1 for place, times in places.items() if place is not None)
+            if 2 * distinct > len(answered):
+                return "partition-id"
+        kind = "key" if self._distinct(new, "key") else "id"
+        if self.known:
+            log.warn(
+                "Nodes have no names and do not each tell a partition-id: they are known by their "
+                "%ss, in this run alone. Register them by name, or answer %s.",
+                kind,
+                HANDLER,
+            )
+        return kind
+
+    def _one_answers(self, grid: Grid, new: Sequence[NodeInfo], timeout: float) -> bool:
+        """Whether the first node that answers at all can; a simulation logs a page for each not."""
+        for info in new:
+            self._ask(grid, [info.node_id], timeout, quietly=True)
+            if info.node_id in self._answers:
+                return bool(self._answers[info.node_id])
+        return False
 
     def _distinct(self, nodes: Sequence[NodeInfo], kind: str) -> bool:
         names = {self._name_of(info, kind) for info in nodes}
@@ -186,7 +204,9 @@ class Directory:
         usable = isinstance(place, int) and not isinstance(place, bool) and 0 <= place < MOST
         return place if usable else None
 
-    def _ask(self, grid: Grid, nodes: Sequence[int], timeout: float) -> None:
+    def _ask(
+        self, grid: Grid, nodes: Sequence[int], timeout: float, *, quietly: bool = False
+    ) -> None:
         """Queries nodes that have not answered yet and may."""
         again = self._looks % AGAIN == 0
         silent = [node for node in nodes if node not in self._answers]
@@ -194,16 +214,24 @@ class Directory:
         self._tries.update(asked)
         content = RecordDict({"config": ConfigRecord()})
         messages = [Message(content, node, QUERY) for node in asked]
-        timeout = min(timeout, ANSWER_TIMEOUT)
-        for node, reply in zip(asked, exchange(grid, messages, timeout), strict=True):
+        wrong: dict[int, str] = {}
+        for place, reply in Replies(grid, messages, min(timeout, ANSWER_TIMEOUT)).each():
             try:
-                self._answers[node] = dict(read(reply, timeout)[0])
+                self._answers[asked[place]] = dict(read(reply)[0])
             except Unusable as reason:
-                log.warn("Node %d does not answer %s: %s", node, QUERY, reason)
-                if reply is not None and reply.has_error() and reply.error.code in SILENT:
-                    continue
-                if reply is not None:  # it cannot; one that was silent may be asked again
-                    self._answers[node] = {}
+                wrong[asked[place]] = str(reason)
+                if not isinstance(reply, str) and not is_gone(reply):
+                    self._answers[asked[place]] = {}  # it cannot; one that was silent may later
+        if wrong and not quietly:
+            node, reason = next(iter(wrong.items()))
+            log.warn(
+                "%d of %d nodes do not answer %s: %d, %s",
+                len(wrong),
+                len(asked),
+                QUERY,
+                node,
+                reason,
+            )
 
 
 def largest_usual(values: Collection[float]) -> float:

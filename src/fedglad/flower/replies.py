@@ -7,11 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 
 from fedglad.core.validate import as_number
 from fedglad.flower.mods import NORMS
+from fedglad.flower.transport import REFUSED, Found
 
+UNREACHABLE = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE)
 LONGEST = 500  # letters that are kept of a client's error, or that the name of a metric may have
 
 Record = TypeVar("Record", ArrayRecord, MetricRecord)
@@ -23,13 +26,27 @@ class Unusable(Exception):
     """A reply that is no update; the message is the reason kept in the record."""
 
 
-def read(message: Message | None, waited: float) -> Reply:
-    """The reply without its arrays; raises Unusable if there is none or it has no metrics."""
-    if message is None:
-        raise Unusable(f"no reply within {waited:g} s")
+def is_gone(message: Found) -> bool:
+    """Whether its node cannot be reached."""
+    if isinstance(message, str):
+        return message == REFUSED
+    return message.has_error() and message.error.code in UNREACHABLE
+
+
+def why_not(message: Found) -> str:
+    """Why there is no reply; empty if there is one."""
+    if isinstance(message, str):
+        return message
     if message.has_error():
         reason = str(message.error.reason or message.error.code)[:LONGEST]
-        raise Unusable(f"the client failed: {reason}")
+        return f"the client failed: {reason}"
+    return ""
+
+
+def read(message: Found) -> Reply:
+    """The reply without its arrays; raises Unusable if there is none, and why, or no metrics."""
+    if isinstance(message, str) or message.has_error():
+        raise Unusable(why_not(message))
     rest = RecordDict()
     for name, record in message.content.items():
         if isinstance(record, MetricRecord) and NORMS in record:

@@ -1,6 +1,7 @@
 """A federation in progress: everything that changes from round to round, and one round of it."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +23,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedglad.averages import NoAverage
+from fedglad.core.checkpoint import whole_number
 from fedglad.core.guard import Guard
 from fedglad.core.layout import as_tensor
 from fedglad.flower import log
@@ -32,6 +34,7 @@ from fedglad.flower.replies import (
     Unusable,
     accuracy_of,
     decoded,
+    is_gone,
     loss_of,
     only,
     plain,
@@ -39,7 +42,7 @@ from fedglad.flower.replies import (
     weight_of,
 )
 from fedglad.flower.settings import Share
-from fedglad.flower.transport import exchange, wait_for
+from fedglad.flower.transport import Found, Replies, is_simulated, wait_for
 from fedglad.optimizers import SGD, Optimizer
 from fedglad.records import Failure, Record, Round, Update
 from fedglad.rng import stream
@@ -50,6 +53,13 @@ from fedglad.weights import Samples
 
 AVERAGED = "averaged_"
 """What the names of metrics begin with that are those of the average."""
+
+
+REST = 10  # rounds in which a node that fails again and again is not asked; then twice as many
+
+
+class TooFewNodes(RuntimeError):
+    """Fewer nodes are connected than the run needs; the message says how to bring more."""
 
 
 @dataclass
@@ -82,6 +92,9 @@ class Session(Driver):
         min_nodes: int = 1,
         report: str = "updates",
         memories: Path | None = None,
+        resumable: bool = False,
+        patience: float = 3600.0,
+        quarantine: int = 0,
         **server: Any,
     ) -> None:
         """`server` are further settings of the Server.
@@ -109,18 +122,33 @@ class Session(Driver):
         )
         super().__init__(made, sampler, seed, memories=memories)
         self.order = tuple(arrays)
-        self.directory = Directory(nodes)
+        keeps = bool(self.stores) or type(sampler).observe is not Sampler.observe
+        self.directory = Directory(nodes, known=resumable or keeps or sampler.needs_sizes)
         self.weight_key, self.arrays_key, self.config_key = weight_key, arrays_key, config_key
         self.min_nodes, self.report = min_nodes, report
+        self.patience = patience
+        self.quarantine = quarantine
+        self.gone: set[int] = set()  # clients whose nodes were gone in the last attempt
+        self.failed = Counter[int]()  # how many rounds in a row a client has not answered
+        self.resting: dict[int, int] = {}  # client to the round in which it is asked again
         self._memo: dict[Any, Any] = {}  # of the pools
         self._changed = False  # whether another strategy has changed a model that was stepped
         self._started = False  # whether the nodes of a first round were there
 
     def transport_state(self) -> dict[str, Any]:
-        return {"nodes": self.directory.state()}
+        state: dict[str, Any] = {"nodes": self.directory.state()}
+        if self.failed:
+            state["failed"] = {str(client): count for client, count in self.failed.items()}
+            state["resting"] = {str(client): t for client, t in self.resting.items()}
+        return state
 
     def restore_transport(self, saved: Mapping[str, Any]) -> None:
+        failed, resting = (
+            {int(client): whole_number(value) for client, value in saved.get(part, {}).items()}
+            for part in ("failed", "resting")
+        )
         self.directory.restore(saved["nodes"])
+        self.failed, self.resting = Counter(failed), resting
 
     def arrays(self) -> ArrayRecord:
         """The model as Flower sends it: names, order and dtypes of the initial arrays."""
@@ -160,38 +188,74 @@ class Session(Driver):
     def wait(self, grid: Grid, timeout: float) -> str | None:
         """Waits until there are enough nodes; returns the reason if there are not.
 
-        A run begins when there is a whole cohort, whenever that is; one that goes on waits a while
-        for all those it had. Later it goes on with whoever is left, if they are enough.
+        A run begins once the least are there, for whom it has patience; one that goes on also waits
+        a while for all those it had. Raises TooFewNodes if a run cannot begin.
         """
-        least = wanted = max(self.min_nodes, 1)
-        longest = timeout
-        if not self._started:
-            wanted = max(least, self.sampler.clients_per_round, self.directory.expected)
-            timeout = min(timeout, ANSWER_TIMEOUT)
-            longest = timeout if self.directory.expected else math.inf
-        count = wait_for(grid, wanted, longest)
+        least = max(self.min_nodes, 1)
+        if self._started:
+            count = wait_for(grid, least, timeout)
+        else:
+            count = wait_for(grid, least, self.patience)
+            if count < least:
+                raise TooFewNodes(self.few(grid, count))
+            if self.directory.expected > count:
+                timeout = min(timeout, ANSWER_TIMEOUT)
+                count = wait_for(grid, self.directory.expected, timeout)
         if count < least:
             return f"{count} nodes are connected, at least {least} are needed"
+        if not self._started and count < self.sampler.clients_per_round:
+            log.info(
+                "%d nodes are connected and %d were to take part in a round: it is all of them. %s",
+                count,
+                self.sampler.clients_per_round,
+                self._more(grid, self.sampler.clients_per_round),
+            )
         self._started = True
         self.directory.refresh(grid, timeout)
         return None if self.directory.online else "no node can be told apart"
+
+    def few(self, grid: Grid, count: int) -> str:
+        """What is said where a run lacks nodes."""
+        least = max(self.min_nodes, 1)
+        waited = "" if is_simulated(grid) else f" after {self.patience:g} s"
+        return (
+            f"{count} nodes are connected{waited}, at least {least} are needed "
+            f"(min_available_nodes). {self._more(grid, least)}"
+        )
+
+    def _more(self, grid: Grid, wanted: int) -> str:
+        """How to bring so many nodes."""
+        if is_simulated(grid):
+            federation = grid.run.federation_id or "@none/default"
+            return (
+                "More simulated ones: flwr federation simulation-config "
+                f"{federation} --num-supernodes {wanted}, then flwr run again"
+            )
+        return "More take part as soon as they connect: start them with flower-supernode"
 
     def choose(
         self, grid: Grid, timeout: float, attempt: int = 0, avoid: Collection[int] = ()
     ) -> Cohort:
         """The cohort of round t; another one for every attempt, of others if there are."""
         online = set(self.directory.online)
-        usable = online - set(avoid) or online
+        resting = {client for client, until in self.resting.items() if until > self.t}
+        awake = online - resting
+        awake = awake if len(awake) >= self.server.min_clients else online
+        usable = awake - set(avoid) or awake
+        sizeless: list[str] = []
         while True:
             try:
                 pool = self._pool(grid, timeout, sorted(usable))
                 cohort = self.draw(pool, lambda ids: self._losses(grid, ids, timeout), attempt)
                 break
             except NoSize as error:
-                log.warn("%s", error)
+                sizeless.append(self.directory.label(error.client))
                 usable = usable - {error.client}
                 if not usable:
                     raise
+        if sizeless:
+            names = ", ".join(sizeless[:5]) + (" …" if sizeless[5:] else "")
+            log.warn("%d clients do not tell a size and are left out: %s", len(sizeless), names)
         here = [k for k, client in enumerate(cohort.ids) if client in online]
         weights = cohort.weights and tuple(cohort.weights[k] for k in here)
         return Cohort(tuple(cohort.ids[k] for k in here), weights)
@@ -216,52 +280,57 @@ class Session(Driver):
         content = RecordDict({self.arrays_key: arrays, self.config_key: config})
         return [Message(content, self.directory.online[k], kind) for k in clients]
 
-    def train(
-        self, grid: Grid, config: ConfigRecord, timeout: float, retries: int
-    ) -> TrainingResult:
-        """Round t: asks a cohort, and other ones if too few replies are good."""
-        retried: list[str] = []
-        failed: dict[int, dict[str, Any]] = {}
-        while True:
-            if reason := self.wait(grid, timeout):
-                result = TrainingResult(Record("skipped", reason))
-                break
-            cohort = self.choose(grid, timeout, len(retried), failed)
-            log.info(
-                "Round %d: asked %d of %d nodes",
-                self.t + 1,
-                len(cohort.ids),
-                len(self.directory.online),
-            )
-            messages = self.messages(cohort.ids, self.arrays(), config, MessageType.TRAIN)
-            replies = exchange(grid, messages, timeout)
-            del messages  # and with them the arrays, while replies come in
-            result = self.aggregate(cohort, replies, timeout)
-            if result.record.stepped or len(retried) == retries:
-                break
-            log.warn("Round %d is tried again: %s", self.t + 1, result.record.reason)
-            retried.append(result.record.reason or "")
-            failed |= {c["id"]: c for c in result.record.clients if "rejected" in c}
-        result.retried, result.failed = retried, list(failed.values())
-        return result
+    def cohort_of(self, grid: Grid, nodes: Sequence[int], drawn: Cohort | None) -> Cohort:
+        """The clients behind nodes that a strategy has chosen itself, with the weights drawn."""
+        clients = {node: client for client, node in self.directory.online.items()}
+        if not clients.keys() >= set(nodes):
+            self.directory.refresh(grid, ANSWER_TIMEOUT)
+            clients = {node: client for client, node in self.directory.online.items()}
+        ids = tuple(clients[node] for node in nodes if node in clients)
+        if len(set(ids)) != len(nodes):
+            raise ValueError("configure_train: two messages to one node, or to an unknown one")
+        if drawn is None or drawn.weights is None or not set(ids) <= set(drawn.ids):
+            return Cohort(ids)
+        weights = dict(zip(drawn.ids, drawn.weights, strict=True))
+        return Cohort(ids, tuple(weights[client] for client in ids))
 
-    def aggregate(
-        self, cohort: Cohort, messages: Iterator[Message | None], waited: float
-    ) -> TrainingResult:
-        """One step by the replies, which come in the cohort's order."""
+    def aggregate(self, cohort: Cohort, found: Iterator[tuple[int, Found]]) -> TrainingResult:
+        """One step by the replies, each with its place in the cohort."""
         replies: dict[int, Reply] = {}
-        updates = self._updates(cohort, messages, waited, replies)
+        self.gone.clear()
+        updates = self._updates(cohort, found, replies)
         norms = partial(self._reported_norms, replies) if self.report == "norms" else None
         population = len(self.directory.names)
         record, alarm = self.step(cohort.ids, updates, population=population, norms=norms)
         contents: list[RecordDict] = []
         for client in record.clients:
             if "rejected" in client:
-                name = self.directory.name(client["id"])
+                name = self.directory.label(client["id"])
                 log.warn("Round %d: client %s left out: %s", self.t + 1, name, client["rejected"])
             else:
                 contents.append(replies[client["id"]][1])
+        if record.stepped:
+            self._note_failures(cohort, replies)
         return TrainingResult(record, contents, alarm)
+
+    def _note_failures(self, cohort: Cohort, replies: Mapping[int, Reply]) -> None:
+        """Who has not answered, while others did; after `quarantine` such rounds it rests."""
+        for client in cohort.ids:
+            if client in replies:
+                del self.failed[client]
+                self.resting.pop(client, None)
+                continue
+            self.failed[client] += 1
+            times = self.failed[client] - self.quarantine
+            if self.quarantine and times >= 0:
+                rest = REST * 2 ** min(times, 10)
+                self.resting[client] = self.t + 1 + rest
+                log.warn(
+                    "Client %s has not answered in %d rounds in a row: it rests for %d rounds",
+                    self.directory.label(client),
+                    self.failed[client],
+                    rest,
+                )
 
     def line(
         self,
@@ -292,6 +361,8 @@ class Session(Driver):
         line["attempts"] = 1 + len(result.retried)
         if result.retried:
             line["retried"] = result.retried
+        if resting := sorted(k for k, until in self.resting.items() if until > self.t):
+            line["resting"] = [self.directory.name(k) for k in resting]
         known = {part: values for part, values in metrics.items() if values is not None}
         line["metrics"] = {part: plain(values) for part, values in known.items()}
         return line
@@ -304,16 +375,16 @@ class Session(Driver):
         return stream(self.seed, "evaluators", self.t).choice(online, r, replace=False).tolist()
 
     def evaluations(
-        self, clients: Sequence[int], messages: Iterator[Message | None], waited: float
+        self, clients: Sequence[int], found: Iterator[tuple[int, Found]]
     ) -> list[RecordDict]:
         """The usable replies of those who tested the model."""
         usable: list[tuple[float, RecordDict]] = []
-        for client, message in zip(clients, messages, strict=True):
+        for place, message in found:
             try:
-                metrics, content = read(message, waited)
+                metrics, content = read(message)
                 usable.append((weight_of(metrics, self.weight_key), content))
             except Unusable as reason:
-                name = self.directory.name(client)
+                name = self.directory.label(clients[place])
                 log.warn("Round %d: client %s did not evaluate: %s", self.t + 1, name, reason)
         most = largest_usual([weight for weight, _ in usable])
         return [content for weight, content in usable if weight <= most]
@@ -321,19 +392,20 @@ class Session(Driver):
     def _updates(
         self,
         cohort: Cohort,
-        messages: Iterator[Message | None],
-        waited: float,
+        found: Iterator[tuple[int, Found]],
         replies: dict[int, Reply],
     ) -> Iterator[Update | Failure]:
         """The cohort's updates, each let go before the next is pulled; `replies` gets the rest."""
-        for k, client in enumerate(cohort.ids):
-            message = next(messages)
+        for place, message in found:
+            client = cohort.ids[place]
+            if is_gone(message):
+                self.gone.add(client)
             try:
-                metrics, _ = replies[client] = read(message, waited)
+                metrics, _ = replies[client] = read(message)
                 weight = weight_of(metrics, self.weight_key)
                 if cohort.weights is not None:
-                    weight = cohort.weights[k]
-                assert message is not None
+                    weight = cohort.weights[place]
+                assert not isinstance(message, str)
                 model = decoded(only(message.content, ArrayRecord))  # views of the reply's bytes
                 update = Update(model=model, weight=weight, client=client, loss=loss_of(metrics))
             except Unusable as reason:
@@ -361,9 +433,9 @@ class Session(Driver):
         """The loss at θ of clients, NaN where it cannot be had."""
         messages = self.messages(clients, self.arrays(), ConfigRecord(), MessageType.EVALUATE)
         losses: list[float] = []
-        for message in exchange(grid, messages, timeout):
+        for _, message in Replies(grid, messages, timeout).each():
             try:
-                loss = loss_of(read(message, timeout)[0])
+                loss = loss_of(read(message)[0])
             except Unusable:
                 loss = None
             losses.append(math.nan if loss is None else loss)

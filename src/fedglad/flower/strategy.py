@@ -1,14 +1,22 @@
 """FedGLAD for Flower's Message API: our Server behind Flower's Strategy."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from os import PathLike
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    Metadata,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -19,14 +27,16 @@ from fedglad.core.guard import Guard
 from fedglad.estimators import Estimator
 from fedglad.filters import Filter
 from fedglad.flower import log
-from fedglad.flower.folder import opened
+from fedglad.flower.app import shadowed
+from fedglad.flower.folder import opened, run_folder
 from fedglad.flower.nodes import Directory, Kind
-from fedglad.flower.replies import mean_metrics, rounds_of
-from fedglad.flower.session import AVERAGED, Session, TrainingResult
+from fedglad.flower.replies import mean_metrics, rounds_of, why_not
+from fedglad.flower.session import AVERAGED, Session, TooFewNodes, TrainingResult
 from fedglad.flower.settings import Share
-from fedglad.flower.transport import exchange, in_order
+from fedglad.flower.transport import Found, Replies, clock, is_simulated, matched, pause
 from fedglad.optimizers import SGD, Optimizer
 from fedglad.records import Record
+from fedglad.runs.folder import RunError
 from fedglad.samplers.base import Cohort, Sampler
 from fedglad.server.compatibility import refuse
 from fedglad.weights import Samples
@@ -34,10 +44,16 @@ from fedglad.weights import Samples
 AggrFn = Callable[[list[RecordDict], str], MetricRecord]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 Evaluated = Literal["model", "averaged", "both"]
+Short = Literal["wait", "skip", "fail"]
+PAUSES = (5.0, 60.0)  # seconds before a round whose nodes are gone is tried again: first, and most
 
 
 class NothingTrained(RuntimeError):
     """A run in which no round could be stepped: its model is the one it began with."""
+
+
+class TooManySkipped(RuntimeError):
+    """A run in which more rounds were skipped than `max_skipped` allows."""
 
 
 class FedGLAD(Strategy):
@@ -62,8 +78,14 @@ class FedGLAD(Strategy):
     | `seed` | of the cohorts, for a sampler with `seed="run"`, and of who evaluates |
     | `nodes` | how nodes are told apart: auto, name, key, partition-id, id |
     | `round_timeout` | seconds that a round's replies are waited for; None: `start`'s timeout |
+    | `quorum`, `grace` | once that share of the replies is there, the others have `grace` seconds |
     | `retries` | other cohorts that are asked when too few replies were good |
-    | `checkpoint_dir` | the run's folder; starting again with it goes on from the last round |
+    | `quarantine` | after so many rounds in a row without an answer a node rests; 0: never |
+    | `on_short` | with too few nodes in a round: "wait" for them, "skip" the round, or "fail" |
+    | `node_timeout` | seconds that nodes are waited for, at the beginning and by "wait" |
+    | `max_skipped` | the share of all rounds that may be skipped; with more the run fails |
+    | `checkpoint_dir` | the run's folder; "out/{run}" is a new one for every run: out/1, out/2 … |
+    | `resume` | go on with the run in that folder, by "{run}" with the last one; else it is new |
     | `report` | "norms": clients report their norms (`report_norms`), only sums are looked at |
 
     `records` has one dict a round, in the fields of a run's rounds.jsonl.
@@ -103,13 +125,30 @@ class FedGLAD(Strategy):
         seed: int = 0,
         nodes: Kind = "auto",
         round_timeout: float | None = None,
+        quorum: float = 1.0,
+        grace: float = 0.0,
         retries: int = 2,
+        quarantine: int = 3,
+        on_short: Short = "wait",
+        node_timeout: float = 3600.0,
+        max_skipped: float = 0.5,
         checkpoint_dir: str | PathLike[str] | None = None,
+        resume: bool = False,
         report: Literal["updates", "norms"] = "updates",
     ) -> None:
-        for name, value in {"train": fraction_train, "evaluate": fraction_evaluate}.items():
+        shares = {"fraction_train": fraction_train, "fraction_evaluate": fraction_evaluate}
+        for name, value in {**shares, "max_skipped": max_skipped}.items():
             if not 0 <= value <= 1:
-                raise ValueError(f"fraction_{name}={value!r}: must be a share in [0, 1]")
+                raise ValueError(f"{name}={value!r}: must be a share in [0, 1]")
+        if not 0 < quorum <= 1:
+            raise ValueError(f"quorum={quorum!r}: must be a share of the replies, in (0, 1]")
+        for name, value in {"grace": grace, "quarantine": quarantine}.items():
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name}={value!r}: must be 0 or more")
+        if not node_timeout > 0:
+            raise ValueError(f"node_timeout={node_timeout!r}: must be positive, in seconds")
+        if on_short not in get_args(Short):
+            raise ValueError(f"on_short={on_short!r}: choose {', '.join(get_args(Short))}")
         if sampler is not None and fraction_train not in (0.0, 1.0):
             raise ValueError(
                 f"fraction_train={fraction_train!r} and a sampler: its clients_per_round says how "
@@ -152,9 +191,8 @@ class FedGLAD(Strategy):
         self.arrayrecord_key, self.configrecord_key = arrayrecord_key, configrecord_key
         self.train_metrics_aggr_fn = train_metrics_aggr_fn or mean_metrics
         self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or mean_metrics
-        for name in ("train", "evaluate"):
-            if not getattr(self, f"fraction_{name}"):
-                log.warn("fraction_%s is 0: no node will %s", name, name)
+        if not fraction_train:
+            log.warn("fraction_train is 0: no node will train")
         self.optimizer = optimizer or SGD()
         self.adapter, self.filter, self.weighting = adapter, filter, weighting
         self.estimator, self.average = estimator, average
@@ -168,12 +206,22 @@ class FedGLAD(Strategy):
         self.seed = seed
         self.nodes: Kind = nodes
         self.round_timeout, self.retries = round_timeout, retries
-        self.checkpoint_dir, self.report = checkpoint_dir, report
+        self.quorum, self.grace, self.quarantine = quorum, grace, quarantine
+        self.on_short: Short = on_short
+        self.node_timeout, self.max_skipped = node_timeout, max_skipped
+        self.checkpoint_dir, self.resume, self.report = checkpoint_dir, resume, report
+        self.folder: Path | None = None  # that of the run, once `start` was called
         Directory(nodes)  # raises for a kind there is not
         self.records: list[dict[str, Any]] = []
         self.session: Session | None = None
-        self._asked: dict[str, tuple[Cohort, list[Message]]] = {}  # between Flower's two halves
+        # Between Flower's two halves: whom, by which messages, and what became of the round.
+        self._asked: dict[str, tuple[Cohort, Sequence[Metadata]]] = {}
         self._given: ArrayRecord | None = None
+        self._next: ArrayRecord | None = None  # the model of the next round, if it is made already
+        self._replies: Replies | None = None  # in our own loop
+        self._attempt: tuple[int, tuple[int, ...]] | None = None  # its number, who failed before
+        self._short = ""
+        self._result: TrainingResult | None = None
         self._waited = round_timeout or 3600.0  # seconds, unless `start` is given others
 
     @property
@@ -194,7 +242,18 @@ class FedGLAD(Strategy):
         log.info("\t├── Filter: %s | weighting: %s", self.filter, self.weighting)
         log.info("\t├── Estimator: %s | average: %s", self.estimator, self.average)
         log.info("\t├── Sampler: %s", self.sampler)
-        log.info("\t└── Run folder: %s", self.checkpoint_dir)
+        log.info(
+            "\t├── Evaluation: %g of the nodes, at least %d",
+            self.fraction_evaluate,
+            self.min_evaluate_nodes,
+        )
+        log.info(
+            "\t├── Keys: weight %r, arrays %r, config %r",
+            self.weighted_by_key,
+            self.arrayrecord_key,
+            self.configrecord_key,
+        )
+        log.info("\t└── Run folder: %s", self.folder or self.checkpoint_dir)
 
     def start(
         self,
@@ -208,77 +267,220 @@ class FedGLAD(Strategy):
     ) -> Result:
         """Runs the rounds that are left, and returns the result of all."""
         timeout = math.inf if timeout is None else timeout  # pyright: ignore  - as Flower's
-        log.info("Starting %s strategy, %d rounds:", type(self).__name__, num_rounds)
-        self.summary()
         malloc.give_back()  # glibc keeps 5 MB for each of Flower's threads: a sixth of the peak
+        if other := shadowed(grid):
+            raise RunError(
+                f"Flower's workers would import {other} in place of the app that was sent, as its "
+                "local SuperLink was started in that folder: end it (the process flower-superlink "
+                "--insecure --simulation) and start again"
+            )
+        self.folder = run_folder(self.checkpoint_dir, resume=self.resume)
         session = self.session = self._begin(initial_arrays, num_rounds)
         self._waited = self.round_timeout or timeout
-        folder = opened(self.checkpoint_dir, session, num_rounds)
+        train_config = train_config or ConfigRecord()
+        evaluate_config = evaluate_config or ConfigRecord()
+        result, begin, initial = Result(), perf_counter(), None
+        folder = opened(self.folder, session, num_rounds, resume=self.resume, grid=grid)
         with closing(session), folder as (self.records, write):
-            initial = evaluate_fn(0, session.arrays()) if evaluate_fn and not session.t else None
-            for t in range(session.t, num_rounds):
-                log.info("[ROUND %d/%d]", t + 1, num_rounds)
-                begin = perf_counter()
-                if self.fraction_train:
-                    config = train_config or ConfigRecord()
-                    trained = session.train(grid, config, self._waited, self.retries)
-                else:
-                    session.wait(grid, self._waited)
-                    trained = TrainingResult(Record("skipped", "fraction_train is 0"))
-                metrics = {"initial": initial} if t == 0 else {}
-                metrics["train"] = self._metrics(trained.contents, "train")
-                middle = perf_counter()
-                if self.fraction_evaluate:
-                    config = evaluate_config or ConfigRecord()
-                    metrics |= self._tested_by_clients(session, grid, config)
-                if evaluate_fn:
-                    # The newest last: what the function leaves behind of a round is of that.
-                    if self.average is not None and self.average.test:
-                        metrics[f"{AVERAGED}server"] = evaluate_fn(t + 1, session.averaged())
-                    metrics["server"] = evaluate_fn(t + 1, session.arrays())
-                seconds = {"train": middle - begin, "test": perf_counter() - middle}
-                self._record(session, trained, metrics, seconds)
-                write(self.records[-1])
+            log.info("Starting %s strategy:", type(self).__name__)
+            _log_start(num_rounds, initial_arrays, train_config, evaluate_config)
+            self.summary()
+            log.info("Ctrl-C ends this log, not the run: flwr stop %d", grid.run.run_id)
+            self._next = None
+            if evaluate_fn and not session.t:
+                initial = evaluate_fn(0, session.arrays())
+                log.info("Initial global evaluation results: %s", initial)
+            try:
+                for t in range(session.t, num_rounds):
+                    log.info("")
+                    log.info("[ROUND %d/%d]", t + 1, num_rounds)
+                    metrics = {"initial": initial} if t == 0 else {}
+                    configs = train_config, evaluate_config
+                    self._round(session, grid, configs, evaluate_fn, metrics)
+                    write(self.records[-1])
+                    self._check_skipped(num_rounds)
+            finally:
+                self._attempt = self._next = None
             self._conclude(num_rounds)
-        result = Result()
-        result.arrays = session.arrays()
-        if initial is not None:
-            result.evaluate_metrics_serverapp[0] = initial
-        result.train_metrics_clientapp.update(rounds_of(self.records, "train"))
-        result.evaluate_metrics_clientapp.update(rounds_of(self.records, "evaluate"))
-        result.evaluate_metrics_serverapp.update(rounds_of(self.records, "initial", first=0))
-        result.evaluate_metrics_serverapp.update(rounds_of(self.records, "server"))
+            result.arrays = session.arrays()
+            if initial is not None:
+                result.evaluate_metrics_serverapp[0] = initial
+            result.train_metrics_clientapp.update(rounds_of(self.records, "train"))
+            result.evaluate_metrics_clientapp.update(rounds_of(self.records, "evaluate"))
+            tested = result.evaluate_metrics_serverapp
+            tested.update(rounds_of(self.records, "initial", first=0))
+            tested.update(rounds_of(self.records, "server"))
+            log.info("Strategy execution finished in %.2fs", perf_counter() - begin)
+            log.info("Final results:")
+            for line in str(result).splitlines():
+                log.info("\t%s", line)
         return result
+
+    def _round(
+        self,
+        session: Session,
+        grid: Grid,
+        configs: tuple[ConfigRecord, ConfigRecord],
+        evaluate_fn: EvaluateFn | None,
+        metrics: dict[str, MetricRecord | None],
+    ) -> None:
+        """One round: training, and the tests of what came of it."""
+        t, begin = session.t, perf_counter()
+        trained, metrics["train"] = self._train(session, grid, configs[0])
+        _log_metrics(metrics["train"])
+        middle = perf_counter()
+        metrics |= self._tested_by_clients(session, grid, configs[1])
+        if evaluate_fn:
+            # The newest last: what the function leaves behind of a round is of that.
+            if self.average is not None and self.average.test:
+                metrics[f"{AVERAGED}server"] = evaluate_fn(t + 1, session.averaged())
+            metrics["server"] = evaluate_fn(t + 1, session.arrays())
+            log.info("Global evaluation")
+            log.info("\t└──> MetricRecord: %s", metrics["server"])
+        seconds = {"train": middle - begin, "test": perf_counter() - middle}
+        self._record(session, trained, metrics, seconds)
+
+    def _train(
+        self, session: Session, grid: Grid, config: ConfigRecord
+    ) -> tuple[TrainingResult, MetricRecord | None]:
+        """One round's training; of another cohort, if too few replies were good."""
+        if not self.fraction_train:
+            session.wait(grid, self._waited)
+        retried: list[str] = []
+        failed: dict[int, dict[str, Any]] = {}
+        nap, deadline = PAUSES[0], clock() + self.node_timeout
+        while True:
+            self._attempt = len(retried), tuple(failed)
+            trained, metrics = self._attempted(session, grid, config)
+            if trained.record.stepped or not self.fraction_train:
+                break
+            lacking = bool(self._short) or len(session.gone) > len(trained.record.clients) // 2
+            if lacking and self.on_short == "wait" and not self._short_for_good(grid):
+                if clock() >= deadline:
+                    raise TooFewNodes(f"{trained.record.reason}; {self._way_on()}")
+                log.warn("Round %d waits for nodes: %s", session.t + 1, trained.record.reason)
+                pause(min(nap, max(deadline - clock(), 0.0)))
+                nap = min(2 * nap, PAUSES[1])
+                continue
+            if self._short or len(retried) >= self.retries:
+                break
+            log.warn("Round %d is tried again: %s", session.t + 1, trained.record.reason)
+            retried.append(trained.record.reason or "")
+            failed |= {c["id"]: c for c in trained.record.clients if "rejected" in c}
+        if not trained.record.stepped and self.fraction_train and self.on_short == "fail":
+            raise TooFewNodes(f"round {session.t + 1}: {trained.record.reason}; {self._way_on()}")
+        trained.retried, trained.failed = retried, list(failed.values())
+        return trained, metrics
+
+    def _attempted(
+        self, session: Session, grid: Grid, config: ConfigRecord
+    ) -> tuple[TrainingResult, MetricRecord | None]:
+        """Flower's two halves of a round, which a subclass may have changed."""
+        number = session.t + 1
+        arrays = self._next or session.arrays()
+        self._given, self._next = arrays, None
+        self._result, self._short = None, ""
+        replies = self._send(grid, list(self.configure_train(number, arrays, config, grid)))
+        del arrays
+        self._given = None  # and with it the arrays, while replies come in
+        self._expect("train", session, grid, replies)
+        self._replies = replies
+        arrays, metrics = self.aggregate_train(number, replies)
+        self._replies = None
+        trained = cast(TrainingResult | None, self._result)
+        if trained is None:
+            log.info("\t└──> %s.aggregate_train made the model", type(self).__name__)
+            status, reason = ("stepped", None) if arrays is not None else ("skipped", "no model")
+            if not replies.metadata:
+                status = "skipped"
+                reason = self._short or "configure_train asked nobody"
+            trained = TrainingResult(Record(status, reason))
+        if arrays is not None and arrays is cast(ArrayRecord | None, self._given):
+            self._next = arrays
+        elif arrays is not None:
+            session.take_over(arrays)
+        return trained, metrics
+
+    def _send(self, grid: Grid, messages: list[Message]) -> Replies:
+        return Replies(grid, messages, self._waited, self.quorum, self.grace)
+
+    def _expect(self, what: str, session: Session, grid: Grid, replies: Replies) -> None:
+        """Whom the messages went to: those drawn, unless a subclass has chosen others."""
+        nodes = [metadata.dst_node_id for metadata in replies.metadata]
+        drawn = self._asked.pop(what, (None, ()))[0]
+        if drawn is None or nodes != [session.directory.online.get(k) for k in drawn.ids]:
+            drawn = session.cohort_of(grid, nodes, drawn) if nodes else None
+        if drawn is not None:
+            self._asked[what] = drawn, replies.metadata
+
+    def _short_for_good(self, grid: Grid) -> bool:
+        """Whether waiting for nodes is in vain."""
+        return is_simulated(grid)
+
+    def _way_on(self) -> str:
+        return "resume=True goes on from here" if self.folder else "no folder has its rounds"
+
+    def _check_skipped(self, rounds: int) -> None:
+        """Ends a run of which too many rounds were skipped."""
+        skipped = [record for record in self.records if record["status"] == "skipped"]
+        now = bool(self.fraction_train) and self.records[-1]["status"] == "skipped"
+        most = self.max_skipped * rounds
+        if now and len(self.records) > len(skipped) > most:
+            raise TooManySkipped(
+                f"{len(skipped)} of {rounds} rounds were skipped, more than max_skipped="
+                f"{self.max_skipped:g} of them; the last: {skipped[-1]['reason']}; "
+                f"{self._way_on()}"
+            )
 
     def _tested_by_clients(
         self, session: Session, grid: Grid, config: ConfigRecord
     ) -> dict[str, MetricRecord | None]:
         """The clients' metrics of the newest model, of the average, or of both."""
         metrics: dict[str, MetricRecord | None] = {}
+        changed = self._is_own("configure_evaluate") or self._is_own("aggregate_evaluate")
+        if not self.fraction_evaluate and not changed:
+            return metrics
+        number = session.t + 1
         names = {"model": ("",), "averaged": (AVERAGED,), "both": ("", AVERAGED)}
         for name in names[self.evaluate]:
             arrays = session.averaged() if name else session.arrays()
-            asked = self.configure_evaluate(session.t + 1, arrays, config, grid)
-            replies = exchange(grid, list(asked), self._waited)
-            metrics[f"{name}evaluate"] = self.aggregate_evaluate(session.t + 1, replies)
+            self._given = arrays
+            replies = self._send(grid, list(self.configure_evaluate(number, arrays, config, grid)))
+            del arrays
+            self._given = None
+            self._expect("evaluate", session, grid, replies)
+            self._replies = replies
+            metrics[f"{name}evaluate"] = self.aggregate_evaluate(number, replies)
+            self._replies = None
+            _log_metrics(metrics[f"{name}evaluate"])
         return metrics
 
-    # What Flower's own `Strategy.start`, and strategies that wrap others, call.
+    def _is_own(self, name: str) -> bool:
+        """Whether a subclass, or somebody else, has put something in a method's place."""
+        return name in vars(self) or getattr(type(self), name) is not getattr(FedGLAD, name)
+
+    # What our own loop calls, as Flower's `Strategy.start` does, and strategies that wrap others.
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The messages to a round's cohort."""
-        self._asked.clear()
+        self._asked.pop("train", None)
         if not self.fraction_train:
+            self._short = "fraction_train is 0"
             return []
         session = self._session(arrays, server_round)
-        if reason := session.wait(grid, self._waited):
+        longest = self.node_timeout if self.on_short == "wait" else self._waited
+        if reason := session.wait(grid, longest):
             log.warn("Round %d: %s", server_round, reason)
+            self._short = reason
             return []
-        cohort = session.choose(grid, self._waited)
+        attempt, avoid = self._attempt or (0, ())
+        cohort = session.choose(grid, self._waited, attempt, avoid)
+        online = len(session.directory.online)
+        log.info("configure_train: asked %d of %d nodes", len(cohort.ids), online)
         messages = session.messages(cohort.ids, arrays, config, MessageType.TRAIN)
-        self._asked["train"] = cohort, messages
+        self._asked["train"] = cohort, [message.metadata for message in messages]
         return messages
 
     def aggregate_train(
@@ -286,12 +488,17 @@ class FedGLAD(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The model after the replies, None if they made no round."""
         asked, session = self._asked.pop("train", None), self.session
-        if asked is None or session is None:
+        if session is None:
             return None, None
-        cohort, messages = asked
-        trained = session.aggregate(cohort, in_order(messages, replies), self._waited)
+        if asked is None:
+            if self._replies is not None:
+                self._result = TrainingResult(Record("skipped", self._short or "nobody was asked"))
+            return None, None
+        trained = self._result = session.aggregate(asked[0], self._each(asked[1], replies))
+        self._log_counts("train", asked[0], trained)
         metrics = self._metrics(trained.contents, "train")
-        self._record(session, trained, {"train": metrics}, {})
+        if self._attempt is None:
+            self._record(session, trained, {"train": metrics}, {})
         self._given = session.arrays() if trained.record.stepped else None
         return self._given, metrics
 
@@ -299,29 +506,52 @@ class FedGLAD(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The messages to those who test the model."""
+        self._asked.pop("evaluate", None)
         if not self.fraction_evaluate:
             return []
         session = self._session(arrays, server_round, take_over=False)
         fraction, least = self.fraction_evaluate, self.min_evaluate_nodes
         clients = session.evaluators(grid, fraction, least, self._waited)
         messages = session.messages(clients, arrays, config, MessageType.EVALUATE)
-        self._asked["evaluate"] = Cohort(tuple(clients)), messages
+        log.info(
+            "configure_evaluate: asked %d of %d nodes", len(clients), len(session.directory.online)
+        )
+        self._asked["evaluate"] = Cohort(tuple(clients)), [m.metadata for m in messages]
         return messages
 
     def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message | None]
+        self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """The mean metrics of the usable replies."""
         asked = self._asked.pop("evaluate", None)
         if asked is None or self.session is None:
             return None
-        cohort, messages = asked
-        contents = self.session.evaluations(cohort.ids, in_order(messages, replies), self._waited)
+        cohort, sent = asked
+        contents = self.session.evaluations(cohort.ids, self._each(sent, replies))
         return self._metrics(contents, "evaluate")
+
+    def _each(
+        self, sent: Sequence[Metadata], replies: Iterable[Message]
+    ) -> Iterator[tuple[int, Found]]:
+        """The replies with their places; one by one, if nobody has looked at them before."""
+        if isinstance(replies, Replies) and replies.metadata is sent:
+            return replies.each()
+        reasons = [f"no reply within {self._waited:g} s"] * len(sent)
+        if self._replies is not None:
+            left_out = f"{type(self).__name__} left its reply out"
+            replies = list(replies)
+            for place, found in self._replies.each():
+                reasons[place] = why_not(found) or left_out
+        return matched(sent, replies, reasons)
+
+    def _log_counts(self, what: str, cohort: Cohort, trained: TrainingResult) -> None:
+        bad = sum("rejected" in client for client in trained.record.clients)
+        good = len(trained.record.clients) - bad
+        log.info("aggregate_%s: took %d of %d replies", what, good, len(cohort.ids))
 
     def _begin(self, arrays: ArrayRecord, rounds: int | None = None) -> Session:
         """A new session; only where the number of rounds is known does it use a folder."""
-        folder = None if rounds is None else self.checkpoint_dir
+        folder = None if rounds is None else self.folder
         return Session(
             arrays,
             sampler=self.sampler,
@@ -335,7 +565,10 @@ class FedGLAD(Strategy):
             config_key=self.configrecord_key,
             min_nodes=self.min_available_nodes,
             report=self.report,
-            memories=Path(folder) / "memories" if folder else None,
+            memories=folder / "memories" if folder else None,
+            resumable=folder is not None,
+            patience=self.node_timeout,
+            quarantine=self.quarantine,
             adapter=self.adapter,
             filter=self.filter,
             average=self.average,
@@ -349,6 +582,10 @@ class FedGLAD(Strategy):
         self, arrays: ArrayRecord, server_round: int, *, take_over: bool = True
     ) -> Session:
         """The session of Flower's loop, in which others may have changed the model."""
+        if self._attempt is not None and self.session is not None:  # in our own loop
+            if take_over and arrays is not self._given:
+                self.session.take_over(arrays)
+            return self.session
         if self.session is None or (take_over and server_round == 1):
             if self.checkpoint_dir is not None:
                 log.warn(
@@ -412,6 +649,25 @@ class FedGLAD(Strategy):
         if self.fraction_train and rounds and len(skipped) == len(self.records):
             raise NothingTrained(
                 f"none of {len(skipped)} rounds could be trained, the model is the initial one; "
-                f"the last round: {skipped[-1]['reason']}. To try again, raise num_rounds or "
-                "choose another checkpoint_dir"
+                f"the last round: {skipped[-1]['reason']}. To try again, raise num_rounds (with "
+                "resume=True) or choose another checkpoint_dir"
             )
+
+
+def _log_start(
+    rounds: int, arrays: ArrayRecord, train: ConfigRecord, evaluate: ConfigRecord
+) -> None:
+    """What Flower's strategies log at the start."""
+    log.info("\t├── Number of rounds: %d", rounds)
+    size = sum(len(array.data) for array in arrays.values()) / 1024**2
+    log.info("\t├── ArrayRecord (%.2f MB)", size)
+    for what, config in {"train": train, "evaluate": evaluate}.items():
+        text = ", ".join(
+            f"{k!r}: {'<bytes>' if isinstance(v, bytes) else v}" for k, v in config.items()
+        )
+        log.info("\t├── ConfigRecord (%s): %s", what, f"{{{text}}}" if text else "(empty!)")
+
+
+def _log_metrics(metrics: MetricRecord | None) -> None:
+    if metrics is not None:
+        log.info("\t└──> Aggregated MetricRecord: %s", metrics)

@@ -38,9 +38,11 @@ def evaluate(message: Message, context: Context) -> Message:
 
 @app.query("fedglad")
 def describe(message: Message, context: Context) -> Message:
-    """Who this is: asked once, so that a client is known again in the next run."""
-    _, y = _samples(context)
-    metrics = MetricRecord({"partition-id": _partition(context)[0], "num-examples": len(y)})
+    """Who this is: asked once, so that a client is known again in the next run.
+
+    For a sampler that draws by size, such as MD, add "num-examples".
+    """
+    metrics = MetricRecord({"partition-id": _partition(context)[0]})
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
 

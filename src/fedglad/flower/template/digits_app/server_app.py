@@ -1,5 +1,7 @@
 """What the server does: FedGLAD with the options of pyproject.toml."""
 
+from typing import Any, cast
+
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
@@ -38,11 +40,20 @@ def main(grid: Grid, context: Context) -> None:
         sampler=Uniform(clients_per_round=int(config["clients-per-round"])),
         optimizer=SGD(lr=float(config["server-lr"])),
         adapter=Glad() if config["adapter"] else None,
-        # In the end, out/averaged.safetensors is the model to deploy: `strategy.averaged`.
+        # The model to deploy: averaged.safetensors in the run's folder, `strategy.averaged` here.
         average=EMA() if config["average"] else None,
         evaluate="both" if config["average"] else "model",  # what clients test, if they do
         seed=seed,
+        nodes="partition-id",  # what `describe` of client_app.py answers
+        node_timeout=float(config["node-timeout"]),
+        on_short=cast(Any, config["on-short"]),
+        round_timeout=float(config["round-timeout"]),
+        quorum=float(config["quorum"]),
+        grace=float(config["grace"]),
+        quarantine=int(config["quarantine"]),
+        max_skipped=float(config["max-skipped"]),
         checkpoint_dir=str(config["out"]),
+        resume=bool(config["resume"]),
     )
     strategy.start(
         grid,

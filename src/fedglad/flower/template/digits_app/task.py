@@ -21,10 +21,10 @@ def build_model(seed: int) -> nn.Module:
 def load_client(partition: int, partitions: int) -> tuple[Tensor, Tensor]:
     """The inputs and targets of one client.
 
-    Here the bundled digits are dealt out to so many clients, mostly one or two kinds to each. In a
-    real federation: read the files that lie on this machine.
+    Here the bundled digits are dealt out to so many clients, some kinds to each: fewer the smaller
+    alpha is. In a real federation: read the files that lie on this machine.
     """
-    return Digits(clients=partitions).load_federation().client(partition)
+    return Digits(clients=partitions, alpha=1.0).load_federation().client(partition)
 
 
 def load_test() -> tuple[Tensor, Tensor]:

@@ -23,5 +23,6 @@ def main(grid: Grid, context: Context) -> None:
         nodes="partition-id",
         round_timeout=float(config["timeout"]),
         checkpoint_dir=str(config["out"]),
+        resume=True,
     )
     strategy.start(grid, arrays, num_rounds=int(config["rounds"]))
