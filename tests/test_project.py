@@ -22,9 +22,9 @@ SOURCE = ROOT / "src" / "fedglad"
 FILES = sorted(SOURCE.rglob("*.py"))
 
 LAYERS = """
-records rng secure
+records rng
 core
-schedules
+schedules secure
 optimizers filters weights trust adapters averages estimators transforms privacy
 server
 data

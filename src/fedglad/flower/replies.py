@@ -2,7 +2,6 @@
 
 import io
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
@@ -11,6 +10,8 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 
 from fedglad.core.validate import as_number
+from fedglad.flower.metrics import accuracy_of as accuracy_of
+from fedglad.flower.metrics import loss_of as loss_of
 from fedglad.flower.mods import NORMS
 from fedglad.flower.transport import REFUSED, Found
 
@@ -106,28 +107,6 @@ def _view(array: Array) -> np.ndarray:
         raise ValueError("it is cut off")
     flat = np.frombuffer(array.data, dtype, count, stream.tell())
     return flat.reshape(shape, order="F" if fortran else "C")
-
-
-def loss_of(metrics: Mapping[str, object]) -> float | None:
-    """A loss among metrics: train_loss, train-loss, loss, or the first with that word."""
-    return _first(metrics, ("loss",), least=-math.inf, most=math.inf)
-
-
-def accuracy_of(metrics: Mapping[str, object]) -> float | None:
-    """An accuracy among metrics, a share of 1: accuracy, eval_acc, test-accuracy."""
-    return _first(metrics, ("accuracy", "acc"), least=0.0, most=1.0)
-
-
-def _first(
-    metrics: Mapping[str, object], words: tuple[str, ...], *, least: float, most: float
-) -> float | None:
-    known = [f"{part}{word}" for word in words for part in ("train_", "train-", "")]
-    for name, value in sorted(metrics.items(), key=lambda item: item[0] not in known):
-        matches = set(re.split(r"[^a-z]+", name.lower())) & set(words)
-        number = None if isinstance(value, list) else as_number(value)
-        if matches and number is not None and least <= number <= most:
-            return number
-    return None
 
 
 def plain(metrics: Mapping[str, object] | None) -> dict[str, object]:
