@@ -67,7 +67,7 @@ def run(
 ) -> tuple[FedGLAD, dict[str, np.ndarray], Spy]:
     grid = Spy(found if report == "updates" else [masked(c) for c in found], salt=5)
     grid.leaves = leaves or {}
-    known = {"fraction_evaluate": 0.0, "on_short": "skip", "retries": 0, "seed": 3}
+    known: dict[str, Any] = {"fraction_evaluate": 0.0, "on_short": "skip", "retries": 0, "seed": 3}
     known |= {"nodes": "partition-id", **settings}
     strategy = FedGLAD(report=report, **known)
     result = strategy.start(grid, record(model(normed=normed)), rounds, timeout=60.0)
@@ -122,10 +122,14 @@ def test_nothing_but_the_protocol_leaves_a_client():
     for reply in sent:
         assert {*reply.content} <= {SECURE, VECTOR}
         assert not reply.content.metric_records
-    vectors = [reply.content[VECTOR][VECTOR].numpy() for reply in sent if VECTOR in reply.content]
+    vectors = [vector(reply) for reply in sent if VECTOR in reply.content]
     assert [v.dtype for v in vectors] == [np.uint64] * 4
     # 8 elements each, of less than 2^40 in magnitude if they were not masked.
     assert np.mean([np.abs(v.view(np.int64)) > 2.0**50 for v in vectors]) > 0.9
+
+
+def vector(reply: Message) -> np.ndarray:
+    return reply.content.array_records[VECTOR][VECTOR].numpy()
 
 
 def test_records_say_nothing_of_single_clients():
@@ -261,8 +265,8 @@ class Bad(Linear):
             return Message(Error(1, "no data today"), reply_to=message)
         if self.kind == "raises":
             raise RuntimeError("out of memory")
-        arrays = numpy(reply.content["arrays"])
-        metrics = dict(reply.content["metrics"])
+        arrays = numpy(reply.content.array_records["arrays"])
+        metrics: dict[str, Any] = dict(reply.content.metric_records["metrics"])
         match self.kind:
             case "nan":
                 arrays["weight"] = arrays["weight"] * np.nan
@@ -278,7 +282,9 @@ class Bad(Linear):
                 del metrics["num-examples"]
             case "negative":
                 metrics["num-examples"] = -3
-        content = {"arrays": record(arrays), "metrics": MetricRecord(metrics)}
+            case _:
+                raise AssertionError(self.kind)
+        content: dict[str, Any] = {"arrays": record(arrays), "metrics": MetricRecord(metrics)}
         return Message(RecordDict(content), reply_to=message)
 
 

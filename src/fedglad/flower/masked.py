@@ -105,7 +105,7 @@ class MaskedRound:
         sums = self._sums(total)
         record = session.server.step_sums(sums, population=population, clients=entries)
         record, alarm = session.observed(self.cohort.ids, record)
-        metrics = {session.weight_key: sums.weight}
+        metrics: dict[str, Any] = {session.weight_key: sums.weight}
         if sums.loss is not None:
             metrics["train_loss"] = sums.loss
         return TrainingResult(record, [RecordDict({"metrics": MetricRecord(metrics)})], alarm)
