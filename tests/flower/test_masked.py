@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from fedglad.adapters import Adapter, Pooled
 from fedglad.estimators import MIFA
 from fedglad.filters import Krum
-from fedglad.flower import FedGLAD, SecureSum, secure_sum
+from fedglad.flower import FedGLAD, NothingTrained, SecureSum, secure_sum
 from fedglad.flower.masking import SECURE, VECTOR
 from fedglad.optimizers import Adam
 from fedglad.samplers.adafl import AdaFL
@@ -208,6 +208,15 @@ def test_buffers_are_means():
     # Plain rounds take the maximum, 4 a round.
     assert found[counter] == 6
     assert expected[counter] == 8
+
+
+def test_with_fewer_than_min_clients_no_sum_is_seen():
+    # 4 of 5 would do for the threshold, and not for `min_clients`: nobody is asked to unmask.
+    settings = {"min_clients": 5, "max_skipped": 1.0}
+    with pytest.raises(NothingTrained, match="4 of 5 clients sent a vector, 5 are needed"):
+        run(clients(5), "secure", rounds=1, leaves={2: "masked"}, **settings)
+    with pytest.raises(NothingTrained, match="4 clients take part, 5 are needed"):
+        run(clients(4), "secure", rounds=1, **settings)
 
 
 def test_the_threshold_is_that_of_the_strategy():

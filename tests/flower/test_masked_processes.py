@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedglad import Update
+from fedglad import Glad, Update
 from fedglad.core import checkpoint
 from fedglad.optimizers import Momentum
 from fedglad.runs import Run
@@ -48,7 +48,7 @@ def test_a_node_that_is_killed_while_it_trains_costs_no_round(tmp_path: Path):
     assert all(c["weight"] is None for record in records for c in record["clients"])
 
     start = {"weight": np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)}
-    expected = replay(records, Trained(), start, optimizer=Momentum(lr=0.5))
+    expected = replay(records, Trained(), start, optimizer=Momentum(lr=0.5), adapter=Glad())
     tensors, _ = checkpoint.read(out / "checkpoints" / "000003.safetensors")
     # 4 clients, each off by 2^-33 over Σw = 46, is far below what float32 tells apart.
     assert np.allclose(tensors["params/weight"], expected["weight"], rtol=0, atol=1e-6)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedglad.secure import Refused, SecureSum, TooFew
+from fedglad.secure import Refused, Round, SecureSum, TooFew
 from secure.support import STAGES, Drive
 
 
@@ -75,6 +75,36 @@ def test_what_t_is():
         SecureSum(fraction=63)
     with pytest.raises(TooFew, match="seen by itself"):
         Drive([[1.0]])
+    assert Round(SecureSum(), "one", 10, least=9).threshold == 9
+    with pytest.raises(TooFew, match="4 clients take part, 5 are needed"):
+        Round(SecureSum(), "one", 4, least=5)
+
+
+def test_what_travels():
+    # Of n = 4 clients, 5 elements and one number: as docs/privacy.md says.
+    drive = Drive([[1.0] * 5] * 4)
+    asked = drive.round.ask_keys()
+    replies = {k: drive.call("keys", k, m) for k, m in asked.items()}
+    assert size(replies[1]) == 64
+    asked = drive.round.take_keys(replies)
+    assert size(asked[1]) == 4 * 64
+    replies = {k: drive.call("shares", k, m) for k, m in asked.items()}
+    assert size(replies[1]) == 3 * 94 + 32
+    asked = drive.round.take_shares(replies)
+    assert size(asked[1]) == 3 * 94
+    for k, message in asked.items():
+        reply, body = drive.mask(k, message)
+        assert (size(reply), body.nbytes) == (32, 5 * 8)
+        drive.round.take_masked(k, reply, body)
+    assert size(drive.call("unmask", 1, drive.round.ask_unmask()[1])) == 4 * 33
+
+
+def size(message: dict) -> int:
+    """The bytes in a message."""
+    values = [
+        v for value in message.values() for v in (value if isinstance(value, list) else [value])
+    ]
+    return sum(len(value) for value in values if isinstance(value, bytes))
 
 
 def refuses(drive: Drive, name: str, k: int, message: dict, match: str) -> None:

@@ -74,7 +74,9 @@ class MaskedRound:
     ) -> tuple[Cohort, list[Message]]:
         """Who has exchanged keys and shares, and the messages to train; nobody, if too few have."""
         try:
-            round = self._round = Round(self._settings, name, len(self.cohort.ids))
+            # Not only by `step_sums`: a sum that is seen and not used is a sum that is seen.
+            least, clients = self.session.server.min_clients, len(self.cohort.ids)
+            round = self._round = Round(self._settings, name, clients, least=least)
             asked = round.take_keys(self._exchanged(round.ask_keys()))
             asked = round.take_shares(self._exchanged(asked))
         except TooFew as few:

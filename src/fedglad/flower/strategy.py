@@ -560,7 +560,8 @@ class FedGLAD(Strategy):
     def _log_counts(self, what: str, cohort: Cohort, trained: TrainingResult) -> None:
         bad = sum("rejected" in client for client in trained.record.clients)
         good = len(trained.record.clients) - bad
-        log.info("aggregate_%s: took %d of %d replies", what, good, len(cohort.ids))
+        if cohort.ids or not bad + good:
+            log.info("aggregate_%s: took %d of %d replies", what, good, len(cohort.ids))
 
     def _begin(self, arrays: ArrayRecord, rounds: int | None = None) -> Session:
         """A new session; only where the number of rounds is known does it use a folder."""

@@ -28,6 +28,12 @@ class SecureClient:
     client made with it goes on. After `unmask` there is none. What a client will not do is
     Refused. `session` names run, round and attempt: it is in all keys, and a message of
     another one is not answered.
+
+    >>> client, told = SecureClient(), {"session": "a run, round 1", "place": 1, "fraction": 32}
+    >>> sorted(client.keys({**told, "clients": 10, "threshold": 7}))
+    ['mask_key', 'session', 'share_key']
+    >>> client.state["stage"]  # what comes next; `Round` is the other role
+    'shares'
     """
 
     def __init__(self, state: Mapping[str, Any] | None = None) -> None:

@@ -59,7 +59,11 @@ class SecureSum:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Total:
-    """The sum over `clients`, the places of those that are in it."""
+    """The sum over `clients`, the places of those that are in it.
+
+    >>> Total(body=np.array([4.0]), numbers=[40.0], clients=(1, 3)).clients
+    (1, 3)
+    """
 
     body: np.ndarray
     numbers: list[float]
@@ -90,13 +94,15 @@ class Round:
     raised as soon as fewer than t are left.
     """
 
-    def __init__(self, settings: SecureSum, session: str, clients: int) -> None:
+    def __init__(self, settings: SecureSum, session: str, clients: int, *, least: int = 0) -> None:
+        """`least` clients must stay, where that is more than the settings say."""
         self.session, self.clients = session, clients
-        self.threshold = settings.least(clients)
-        try:
-            require_threshold(self.threshold, clients)
-        except Refused:
-            raise TooFew(f"{clients} client is no sum: it would be seen by itself") from None
+        self.threshold = max(settings.least(clients), least)
+        if clients < 2:
+            raise TooFew(f"there is no sum of {clients} client: it would be seen by itself")
+        if least > clients:
+            raise TooFew(f"{clients} clients take part, {least} are needed")
+        require_threshold(self.threshold, clients)
         self.point = FixedPoint(clients=clients, fraction=settings.fraction)
         self.left_out: dict[int, str] = {}
         self._mask_keys: dict[int, bytes] = {}
