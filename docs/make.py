@@ -38,6 +38,7 @@ PLACES = {
     "fedglad.analysis": "what finished runs say",
     "fedglad.interactive": "runs from Python, and their data frames",
     "fedglad.flower": "FedGLAD inside Flower",
+    "fedglad.nvflare": "FedGLAD inside NVFlare",
 }
 """Where users import from; what is not listed is private."""
 

@@ -113,7 +113,7 @@ def test_no_samples_are_refused():
 
 @pytest.mark.parametrize("clients", [4, 50])
 def test_the_app_is_the_preset_digits(clients: int):
-    _, config = load("digits", {"data.clients": clients, "seed": 2})
+    _, config = load("digits", {"data.clients": clients, "data.alpha": 1.0, "seed": 2})
     plan = config.plan()
     assert plan.client == task.CLIENT
     ours, theirs = task.build_model(2).state_dict(), plan.model.state_dict()

@@ -890,3 +890,36 @@ def test_the_summary_before_the_run_says_how_it_is_set_up(said: Callable[[], str
     ours(optimizer=SGD(lr=0.25)).summary()
     assert "SGD(lr=0.25" in said()
     assert "Glad(" in said()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64])
+@pytest.mark.parametrize("name", ["seen", "norm.num_batches_tracked", "norm.running_var"])
+def test_buffers_of_every_unsigned_type(name: str, dtype: Any):
+    """torch cannot compare those of 16 bits and more."""
+
+    class Counts(Linear):
+        def train(self, arrays: Any) -> Any:
+            moved = super().train({key: arrays[key] for key in ("weight", "bias")})
+            return {**moved, name: (arrays[name] + 1).astype(dtype)}
+
+    strategy = ours()
+    start_with = record({**model(), name: np.array([1, 7], dtype)})
+    found = strategy.start(LocalGrid([Counts(k) for k in range(3)]), start_with, num_rounds=2)
+    assert all(rejected(told) == {} for told in strategy.records)
+    assert numpy(found.arrays)[name].tolist() == [3, 9]
+    assert numpy(found.arrays)[name].dtype == dtype
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_nan_with_a_huge_weight_costs_no_attempt(place: int):
+    def spoil(arrays: dict[str, Any], metrics: dict[str, Any]) -> None:
+        arrays["weight"] = nan_entry(arrays["weight"])
+        metrics["num-examples"] = 10**9
+
+    population = clients(3)
+    population[place] = Faulty(place, spoil)
+    strategy = ours()
+    start(strategy, LocalGrid(population))
+    for told in strategy.records:
+        assert (told["status"], told["attempts"]) == ("stepped", 1)
+        assert list(rejected(told)) == [place]

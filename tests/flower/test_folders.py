@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import pytest
 
+from fedglad.federation.app import NAME, write
+from fedglad.federation.folder import run_folder
 from fedglad.flower import FedGLAD
-from fedglad.flower.app import NAME, write
-from fedglad.flower.folder import run_folder
 from fedglad.optimizers import SGD, Adam
 from fedglad.runs import Run, RunError
 from fedglad.runs.folder import locked
@@ -23,6 +23,7 @@ from .grid import Clock, LocalGrid, clients, model, record
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr("fedglad.flower.transport.time", made)
+    monkeypatch.setattr("fedglad.federation.folder.time", made)
     return made
 
 
@@ -117,7 +118,12 @@ def test_the_lock_is_waited_for_some_seconds(tmp_path: Path, clock: Clock):
     (tmp_path / "run").mkdir()
     other = locked(tmp_path / "run")
     other.__enter__()
-    clock.on_nap = lambda: other.__exit__(None, None, None) if len(clock.naps) == 4 else None
+
+    def let_go() -> None:
+        if len(clock.naps) == 4:
+            other.__exit__(None, None, None)
+
+    clock.on_nap = let_go
     assert go(tmp_path / "run").records
     clock.on_nap = lambda: None
     with locked(tmp_path / "run"):
@@ -163,7 +169,7 @@ def test_what_changed_in_the_app_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     files = {"app/task.py": "1", "app/old.py": "2", "pyproject.toml": "3"}
-    monkeypatch.setattr("fedglad.flower.app.fingerprints", lambda grid: files)  # pyright: ignore
+    monkeypatch.setattr("fedglad.flower.strategy.fingerprints", lambda grid: files)  # pyright: ignore
     go(tmp_path / "run")
     files = {"app/task.py": "9", "pyproject.toml": "3"}
     go(tmp_path / "run", 3, resume=True)
@@ -177,4 +183,4 @@ def test_what_changed_in_the_app_is_named(
 
 def test_a_record_of_the_app_that_cannot_be_read_is_none(tmp_path: Path):
     (tmp_path / NAME).write_text("{")
-    assert write(tmp_path, None, {}) == ""
+    assert write(tmp_path, {}, {}) == ""

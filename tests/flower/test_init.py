@@ -191,7 +191,7 @@ def test_flwr_run_just_works_in_a_new_app(tmp_path: Path):
         assert "5 of 5 rounds trained" in said
         assert "Traceback" not in said
         assert "it is all of them. More simulated ones: flwr federation simulation-config" in said
-        assert time.monotonic() - begin < 120  # alone a good half minute
+        assert time.monotonic() - begin < 200  # half a minute on a machine of its own
         assert Run(app / "out/2").rounds()[-1]["test_accuracy"] > 0.9
 
         task_py = next(app.glob("*/task.py"))

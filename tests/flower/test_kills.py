@@ -46,6 +46,16 @@ def test_clients_that_die_hang_or_lose_their_node_cost_no_round(tmp_path: Path):
         federation.kill(2)
         run.wait(180)
         assert "3 of 3 rounds trained" in run.log, run.log
+
+        # With a quorum, one that hangs costs the grace time, not the 300 s of a round.
+        hurried = {"rounds": 2, "timeout": 300.0, "quorum": 0.6, "grace": 2.0, "hangs": "3/1"}
+        begin = time.monotonic()
+        done = federation.run(APP, {**hurried, "out": str(tmp_path / "hurried")})
+        assert federation.status(done.run) == "finished:completed", done.log
+        assert time.monotonic() - begin < 150
+    one, two = rounds(tmp_path / "hurried")
+    assert "no reply within" in left_out(one)[3]
+    assert (one["status"], two["status"]) == ("stepped", "stepped")
     first, second, third = rounds(out)
     assert left_out(first).keys() == {1}
     assert left_out(second).keys() >= {2}

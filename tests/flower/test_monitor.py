@@ -2,7 +2,11 @@
 
 import json
 import math
+import os
 import random
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -257,3 +261,67 @@ def test_its_folder_is_that_of_a_run(tmp_path: Path):
     assert facts(lines) == facts(json.loads(json.dumps(monitor.records)))
     assert [told["test_accuracy"] for told in lines] == pytest.approx([0.51, 0.52, 0.53])
     assert json.loads((folder / "summary.json").read_text())["rounds"] == 3
+
+
+def test_a_folder_that_is_used_or_cannot_be_written_stops_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    alone = run(FedAvg(), clients(4))
+    (tmp_path / "file").write_text("not a folder")
+    first = Monitor(FedAvg(), checkpoint_dir=tmp_path / "run")
+    assert same(run(first, clients(4)), alone)
+    lines = (tmp_path / "run/rounds.jsonl").read_bytes()
+    for folder in ("run", "file", "file/below", "{run}/x"):
+        monitor = Monitor(FedAvg(), checkpoint_dir=tmp_path / folder)
+        assert same(run(monitor, clients(4)), alone)
+        assert len(monitor.records) == 3
+    assert (tmp_path / "run/rounds.jsonl").read_bytes() == lines
+    for number in ("1", "2"):
+        run(Monitor(FedAvg(), checkpoint_dir=tmp_path / "out" / "{run}"), clients(4))
+        assert (tmp_path / "out" / number / "summary.json").is_file()
+
+
+def test_a_folder_that_goes_away_stops_nobody(tmp_path: Path):
+    alone = run(FedAvg(), clients(4))
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> None:
+        if server_round == 2:
+            shutil.rmtree(tmp_path / "run")
+
+    monitor = Monitor(FedAvg(), checkpoint_dir=tmp_path / "run")
+    assert same(run(monitor, clients(4), evaluate_fn=evaluate), alone)
+    assert len(monitor.records) == 3
+
+
+PEAK = """
+import resource, sys
+import numpy as np
+from flwr.serverapp.strategy import FedAvg
+from fedglad.flower import Monitor
+from tests.flower.grid import Linear, LocalGrid, record
+
+class Large(Linear):
+    def train(self, arrays):
+        step = np.float32(0.01 * (1 + self.partition))
+        return {name: value + step for name, value in arrays.items()}
+    def metrics(self, arrays):
+        return {"num-examples": 10}
+
+count = 24_000_000
+arrays = record({f"w{k}": np.ones(count // 4, np.float32) for k in range(4)})
+inner = FedAvg(fraction_evaluate=0.0)
+strategy = Monitor(inner) if sys.argv[1] == "monitored" else inner
+strategy.start(LocalGrid([Large(k) for k in range(4)]), arrays, num_rounds=2)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / (4 * count))
+"""
+
+
+@pytest.mark.slow
+def test_it_costs_two_models_of_memory():
+    root = str(Path(__file__).parents[2])
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *sys.path])}
+    peaks = [
+        float(subprocess.check_output([sys.executable, "-c", PEAK, kind], env=env, timeout=120))
+        for kind in ("alone", "monitored")
+    ]
+    assert peaks[1] - peaks[0] < 2.3  # θ, the sums, and a few pages

@@ -53,6 +53,7 @@ class Stop(Exception):
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
     monkeypatch.setattr("fedglad.flower.transport.time", found)
+    monkeypatch.setattr("fedglad.federation.folder.time", found)
     return found
 
 

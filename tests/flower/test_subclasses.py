@@ -172,6 +172,7 @@ def test_a_mean_of_its_own(tmp_path: Path):
     for name, value in numpy(found.arrays).items():
         np.testing.assert_allclose(value, theta[name], rtol=1e-5)
     assert [told["status"] for told in strategy.records] == ["stepped", "skipped", "stepped"]
+    assert [told["attempts"] for told in strategy.records] == [1, 1, 1]
 
 
 def test_evaluation_too_and_both_of_flowers_ways_to_put_one_in_its_place():

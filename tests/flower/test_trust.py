@@ -68,3 +68,14 @@ def test_a_monitor_sees_it_too(tmp_path: Path):
     monitor.start(federation(), record(model()), num_rounds=ROUNDS)
     worst = summaries(tmp_path)[0]
     assert (worst.to_look_at, worst.doubt) == (True, f"opposed in {ROUNDS} of {ROUNDS} rounds")
+
+
+def test_the_end_of_a_run_names_them_and_who_does_not_want_it_has_none(tmp_path: Path):
+    shape: dict[str, Any] = {"fraction_evaluate": 0.0, "nodes": "partition-id"}
+    strategy = FedGLAD(checkpoint_dir=tmp_path / "run", **shape)
+    strategy.start(federation(), record(model()), num_rounds=ROUNDS)
+    log = (tmp_path / "run/log.txt").read_text("utf-8")
+    assert f"Clients to look at: {HOSTILE} (opposed in {ROUNDS} of {ROUNDS} rounds)" in log
+    strategy = FedGLAD(trust=None, **shape)
+    strategy.start(federation(), record(model()), num_rounds=ROUNDS)
+    assert not any("trust" in client for told in strategy.records for client in told["clients"])

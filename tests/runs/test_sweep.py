@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 from fedglad.cli import app
 from fedglad.config.schema import ConfigError, load
 from fedglad.runs import Run, execute
-from fedglad.runs.sweeping import Event, Task, _alone, sweep, tasks
+from fedglad.runs.places.base import alone as one_process
+from fedglad.runs.sweeping import Event, Task, sweep, tasks
 from fedglad.simulation.engines.settings import Local, Serial
 from runs.test_runs import contents, stopped
 
@@ -132,7 +133,7 @@ def test_an_unknown_preset_and_an_out_that_cannot_be(tmp_path: Path):
 def test_jobs_have_one_process_each():
     def engine(**settings: Any) -> Any:
         keys = {f"engine.{key}": value for key, value in settings.items()}
-        return _alone(load("digits", keys)[1]).sections["engine"]
+        return one_process(load("digits", keys)[1]).sections["engine"]
 
     assert engine() == Serial()
     assert engine(workers=4) == Serial()

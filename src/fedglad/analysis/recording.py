@@ -24,7 +24,7 @@ from fedglad.runs.control import built_sizes
 from fedglad.runs.reader import CHANGED, Run, RunError
 
 SAMPLES = 10**6  # up to so many of the first client, ratios of numbers of samples come back whole
-FLOWER = "fedglad.flower.settings:Nodes"
+FEDERATIONS = ("fedglad.flower.settings:Nodes", "fedglad.nvflare.settings:Sites")
 
 GroupValues = dict[str, dict[str, float | None]]
 """{group: {gsi, baseline, scale}}, as in rounds.jsonl."""
@@ -126,7 +126,8 @@ def read(folder: str | PathLike[str], *, population: int | None = None) -> Recor
         folder=run.folder,
         config=config,
         notes=tuple(notes),
-        population_may_grow=not recorded and section(config or {}, "data").get("name") == FLOWER,
+        population_may_grow=not recorded
+        and section(config or {}, "data").get("name") in FEDERATIONS,
     )
 
 
@@ -244,11 +245,16 @@ def _sum_weights(shares: Sequence[float]) -> tuple[float, ...]:
     return weights_of(len(given), float(given @ given) / math.fsum(given) ** 2)
 
 
+def _is_elsewhere(data: Mapping[str, Any]) -> bool:
+    """Whether the clients are those of a federation."""
+    return data.get("name") in FEDERATIONS
+
+
 def _population(run: Run, config: Mapping[str, Any]) -> int | None:
     """The number of clients there are, if the folder has it."""
     data = section(config, "data")
     # Of a federation as of the last checkpoint: clients may have come meanwhile.
-    if (known := run.clients()) or data.get("name") == FLOWER:
+    if (known := run.clients()) or _is_elsewhere(data):
         return known
     if data.get("name") not in REGISTRIES["data"] or data.get("partition") == "natural":
         return None  # which have a number of their own

@@ -12,7 +12,7 @@ VERBS = (
     *("run", "config", "list", "sweep", "tune", "compare", "report", "watch", "replay", "track"),
     *("check", "export", "evaluate", "prune"),
 )
-GROUPS = ("data", "paper", "study", "flower")
+GROUPS = ("data", "paper", "study", "flower", "nvflare")
 
 app = typer.Typer(
     help="Federated learning that knows when to trust a round.",

@@ -110,14 +110,16 @@ Runs = Annotated[
 RunsOut = Annotated[Path, typer.Option("--out", help="The folder of the runs' folders.")]
 
 
-def given(texts: list[str] | None, example: str = "server.lr=0.5") -> dict[str, Any]:
-    """The keys and values of `--set`."""
+def given(
+    texts: list[str] | None, example: str = "server.lr=0.5", option: str = "--set"
+) -> dict[str, Any]:
+    """The keys and values of `--set`, or of another such option."""
     from fedglad.config.schema import ConfigError, parse_value
 
     pairs = [text.partition("=") for text in texts or []]
     for key, equals, _ in pairs:
         if not equals:
-            raise ConfigError(f"--set {key!r}: write it as KEY=VALUE, for example {example}")
+            raise ConfigError(f"{option} {key!r}: write it as KEY=VALUE, for example {example}")
     return {key.strip(): parse_value(value.strip()) for key, _, value in pairs}
 
 

@@ -109,7 +109,7 @@ class ShowSweep(_Live):
             line, rounds = f"{escape(event.task.label)}  starting", event.task.config.rounds
             self.lines[event.task.folder] = self.progress.add_task(line, total=rounds)
         else:
-            self._say(event.task, "waits for another process that is at it")
+            self._say(event.task, event.reason or "waits for another process that is at it")
         left = sum(line.remaining or 0 for line in self.progress.tasks if line.id != self.total)
         left += max(0, self.runs - self.ended - len(self.lines)) * self.usual
         self.progress.update(

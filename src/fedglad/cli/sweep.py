@@ -1,8 +1,9 @@
 """`fedglad sweep`: every combination of some grids, and their comparison."""
 
+from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -23,9 +24,23 @@ from fedglad.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from fedglad.runs.places.base import Place
     from fedglad.runs.sweeping import Event, Task
 
 app = typer.Typer()
+
+Where = Literal["ray", "slurm"]
+On = Annotated[
+    Where | None, typer.Option("--on", help="Run them on a Ray cluster, or as jobs of Slurm.")
+]
+Address = Annotated[
+    str,
+    typer.Option(metavar="HOST:PORT", help="With --on ray: of the cluster, or auto."),
+]
+SlurmOptions = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY=VALUE", help="With --on slurm: partition=gpu, timeout_min=600, …"),
+]
 
 STOPPED = "stopped at once; go on from the last checkpoints with the same command"
 
@@ -36,6 +51,9 @@ def sweep(
     grid: Grids = None,
     set_: Settings = None,
     jobs: Jobs = None,
+    on: On = None,
+    address: Address = "",
+    slurm: SlurmOptions = None,
     control: Annotated[
         bool,
         typer.Option(
@@ -83,13 +101,35 @@ def sweep(
             warn("--control adds nothing: no run has an adaptive rule")
         show = ShowSweep(tasks, quiet=as_json or quiet, controls=controls)
         then = controls.then if controls else None
-        ends = follow(sweeping.sweep(tasks, jobs=cores(jobs), then=then), show)
+        with closing(_place_of(on, address, slurm or [], jobs, out)) as place:
+            ends = follow(sweeping.sweep(tasks, then=then, place=place), show)
     order = [task.folder for task in tasks]
-    ends.sort(key=lambda event: _place(event.task, order))
+    ends.sort(key=lambda event: _order(event.task, order))
     _conclude(ends, as_json=as_json, quiet=quiet)
 
 
-def _place(task: "Task", order: list[Path]) -> tuple[int, int]:
+def _place_of(
+    on: Where | None, address: str, slurm: list[str], jobs: int | None, out: Path
+) -> "Place":
+    """Where the runs happen."""
+    if address and on != "ray":
+        raise ValueError(f"--address {address!r} is that of a Ray cluster: add --on ray")
+    if slurm and on != "slurm":
+        raise ValueError(f"--slurm {slurm[0]!r}: add --on slurm")
+    if on == "ray":
+        from fedglad.runs.places.ray import OnRay
+
+        return OnRay(address, jobs)
+    if on == "slurm":
+        from fedglad.runs.places.slurm import OnSlurm
+
+        return OnSlurm(out, jobs, given(slurm, "partition=gpu", "--slurm"))
+    from fedglad.runs.places.processes import Processes
+
+    return Processes(cores(jobs))
+
+
+def _order(task: "Task", order: list[Path]) -> tuple[int, int]:
     """Where a run stands among the others: a control after its rule."""
     from fedglad.runs.twins import KINDS
 

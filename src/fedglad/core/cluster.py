@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from shutil import rmtree
@@ -51,12 +51,13 @@ class Cluster:
     def __init__(self, address: str = "", cpus: int | None = None) -> None:
         """`cpus` of an own cluster, by default as many as there are."""
         self.ray = import_ray()
-        self.connected, self.folder, self._keeper = False, None, None
+        self.connected, self.folder, self._keeper, self._print = False, None, None, None
         if self.ray.is_initialized():
             return
         try:
             with _own_signals():
                 self._own(cpus) if not address else self._join(address)
+            self._print = _log_messages()
         except BaseException:
             self.close()
             raise
@@ -66,11 +67,26 @@ class Cluster:
         """Those that are alive."""
         return [node for node in self.ray.nodes() if node["Alive"]]
 
+    @property
+    def deaths(self) -> tuple[type[Exception], ...]:
+        """What Ray raises where a worker, its node or what it had is gone."""
+        errors = self.ray.exceptions
+        return (
+            errors.RayActorError,
+            errors.ObjectLostError,
+            errors.NodeDiedError,
+            errors.WorkerCrashedError,
+            errors.OutOfMemoryError,
+        )
+
     def close(self) -> None:
         """Ends the connection, and a cluster of our own with its folder."""
         if self.connected:
             self.connected = False
             self.ray.shutdown()
+        if self._print:
+            self._print()
+            self._print = None
         if self.folder:
             rmtree(self.folder, ignore_errors=True)
             self.folder = None
@@ -119,6 +135,26 @@ class Cluster:
 
 
 _QUIET = {"logging_level": logging.ERROR, "configure_logging": False}
+
+
+def _log_messages() -> Callable[[], None]:
+    """Has Ray's messages about nodes logged until the result is called.
+
+    Ray prints them to stdout, in the middle of a table, or of JSON, and has no option for it.
+    """
+    from ray._private import worker
+
+    def log(data: dict[str, Any], *args: Any, **options: Any) -> None:
+        for line in data.get("lines", ()):
+            logging.getLogger("fedglad").info("%s", line)
+
+    printing = worker.print_to_stdstream
+    worker.print_to_stdstream = log
+
+    def restore() -> None:
+        worker.print_to_stdstream = printing
+
+    return restore
 
 
 def _only_local(host: str, port: int) -> bool:

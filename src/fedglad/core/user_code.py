@@ -128,21 +128,41 @@ def _changed(sources: dict[str, str]) -> str:
 
 def _sources(module: str) -> dict[str, str]:
     """A digest of the source of each module that this one consists of, by name."""
-    sources = dict[str, str]()
+    return {name: hashlib.sha256(text).hexdigest() for name, _, text in _consists_of(module)}
+
+
+def own_files(names: Iterable[str]) -> dict[str, bytes]:
+    """The files of users' own that these names need, by where they lie below a folder of modules.
+
+    On a machine that has none of them they can be put into such a folder.
+    """
+    files = dict[str, bytes]()
+    for name, place, text in (m for one in names for m in _consists_of(one.partition(":")[0])):
+        if not _is_library(place) and os.path.isfile(place):
+            folders = name.split(".")
+            if Path(place).stem != "__init__":
+                folders.pop()
+            files["/".join([*folders, Path(place).name])] = text
+    return files
+
+
+def _consists_of(module: str) -> Iterator[tuple[str, str, bytes]]:
+    """The modules that this one consists of: their names, places and sources."""
+    seen = set[str]()
     waiting, inside = [module], not any(_is_library(place) for _, place in _places(module))
     while waiting:
         for name, place in _places(waiting.pop()):
-            if name in sources or (_is_library(place) and inside):
+            if name in seen or (_is_library(place) and inside):
                 continue
+            seen.add(name)
             known = os.path.isfile(place)
             text = Path(place).read_bytes() if known else sys.version.encode()
             if place.endswith(".py"):
                 text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-            sources[name] = hashlib.sha256(text).hexdigest()
+            yield name, place, text
             if inside and place.endswith(".py"):
                 package = name if Path(place).stem == "__init__" else name.rpartition(".")[0]
-                waiting += [one for one in _imported(text, package) if one not in sources]
-    return sources
+                waiting += [one for one in _imported(text, package) if one not in seen]
 
 
 def _imported(source: bytes, package: str) -> Iterator[str]:

@@ -206,8 +206,8 @@ def _buffer(arrays: Mapping[str, Any], name: str, layout: Layout) -> Tensor:
     cast = tensor.to(layout.device, dtype)
     if dtype.is_floating_point and not bool(cast.double().isfinite().all()):
         raise Rejected(f"{name!r} holds NaN or inf as {dtype}")
-    if name.endswith("running_var") and bool((cast < 0).any()):
-        raise Rejected(f"{name!r} is a variance, and holds {float(cast.min()):.4g}")
+    if name.endswith("running_var") and bool((cast.double() < 0).any()):  # uint16 has no <
+        raise Rejected(f"{name!r} is a variance, and holds {float(cast.double().min()):.4g}")
     return cast
 
 

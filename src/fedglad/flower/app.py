@@ -1,19 +1,14 @@
 """The app that Flower runs, as files: which were changed since, and which are not the ones sent."""
 
 import hashlib
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from flwr.common.config import get_project_dir
 from flwr.serverapp import Grid
 
-from fedglad.core import files
+from fedglad.federation.app import difference
 from fedglad.flower.transport import is_simulated
 
-NAME = "app.json"
-NAMED = 8  # files in a sentence
 MADE = ("uv.lock", "__pycache__")  # by others, when the app is run
 
 
@@ -21,43 +16,6 @@ def fingerprints(grid: Grid) -> dict[str, str]:
     """{path: hash} of the app's files as they were sent; {} where Flower has none."""
     folder = _folder(grid)
     return {} if folder is None else _hashes(folder)
-
-
-def write(folder: Path, grid: Grid | None, settings: Mapping[str, str]) -> str:
-    """Keeps the app's fingerprints in a run's folder; returns what differs from those there.
-
-    `settings` are those that config.toml cannot hold, as text.
-    """
-    path = folder / NAME
-    ours: dict[str, Any] = {"files": fingerprints(grid) if grid else {}, "settings": settings}
-    theirs = read(folder)
-    files.write_text(path, json.dumps(ours, indent=1))
-    return difference(theirs.get("files", {}), ours["files"])
-
-
-def read(folder: Path) -> dict[str, Any]:
-    """What `write` kept; {} if it is not there."""
-    try:
-        kept = json.loads((folder / NAME).read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    parts = ("files", "settings")
-    return kept if all(isinstance(kept.get(part), dict) for part in parts) else {}
-
-
-def difference(there: Mapping[str, str], here: Mapping[str, str]) -> str:
-    """Which files differ, in words; empty if none do, or one side is not known.
-
-    >>> difference({"a.py": "1", "b.py": "2", "c.py": "3"}, {"a.py": "1", "b.py": "5", "d.py": "3"})
-    'b.py changed, c.py gone, d.py new'
-    """
-    if not there or not here:
-        return ""
-    words = {path: "changed" for path in there if path in here and there[path] != here[path]}
-    words |= {path: "gone" for path in there if path not in here}
-    words |= {path: "new" for path in here if path not in there}
-    named = [f"{path} {word}" for path, word in words.items()]
-    return ", ".join(named[:NAMED]) + (" …" if named[NAMED:] else "")
 
 
 def shadowed(grid: Grid) -> str:

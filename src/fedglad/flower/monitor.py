@@ -1,6 +1,7 @@
 """Monitor: see before you trust. GSI, alarms and records for any Flower strategy, unchanged."""
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from os import PathLike
 from time import perf_counter
 from typing import Any
@@ -11,12 +12,14 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedglad.adapters import Adapter, Glad
 from fedglad.core.guard import Guard
+from fedglad.federation.folder import Write, opened, run_folder
+from fedglad.federation.session import TrainingResult
 from fedglad.flower import log
-from fedglad.flower.folder import Write, opened
 from fedglad.flower.nodes import Directory
-from fedglad.flower.session import Session, TrainingResult
+from fedglad.flower.session import Session
 from fedglad.flower.strategy import EvaluateFn, FedGLAD
 from fedglad.flower.transport import matched
+from fedglad.runs.folder import RunError
 from fedglad.samplers.base import Cohort
 
 OBSERVED = ("configure_train", "aggregate_train", "aggregate_evaluate")
@@ -32,7 +35,9 @@ class Monitor(Strategy):
 
     `records` has one dict a round, in the fields of a run's rounds.jsonl: GSI, the alarm, what
     fedglad would have rejected, and the factors that the adapter would have used. With
-    `checkpoint_dir` they are also written to a folder, for `compare` and `report`.
+    `checkpoint_dir` they are also written to a folder, for `compare` and `report`; "out/{run}" is a
+    new one for every run. It stops nobody: a folder that is used or cannot be written is a warning,
+    as is a model that cannot be measured. It costs two models of memory.
 
     It sends no message: clients are named as they were registered, else by node id.
     """
@@ -97,20 +102,39 @@ class Monitor(Strategy):
         except Exception as error:
             log.warn("Monitor: this model cannot be measured: %r", error)
             return self.inner.start(*args)
-        folder = opened(self.checkpoint_dir, self.session, num_rounds, resumable=False)
-        with folder as (self.records, self._write):
-            attributes = vars(self.inner)
-            before = {name: attributes[name] for name in OBSERVED if name in attributes}
-            self._inner = {name: getattr(self.inner, name) for name in OBSERVED}
-            attributes.update({name: getattr(self, name) for name in OBSERVED})
+        with ExitStack() as folder:
+            self._open_folder(folder, self.session, num_rounds)
+            result = self._observed(args)
             try:
-                return self.inner.start(*args)
-            finally:
-                for name in OBSERVED:
-                    del attributes[name]
-                attributes.update(before)
-                self._close_round()
-                self._write = None
+                folder.close()
+            except (RunError, OSError) as error:
+                log.warn("Monitor: the end of the run could not be written: %s", error)
+        return result
+
+    def _open_folder(self, folder: ExitStack, session: Session, rounds: int) -> None:
+        """Opens the run's folder; where it cannot be written, the run goes on without it."""
+        try:
+            path = run_folder(self.checkpoint_dir)
+            opening = opened(path, session, rounds, resumable=False)
+            self.records, self._write = folder.enter_context(opening)
+        except (RunError, OSError, ValueError) as error:
+            log.warn("Monitor: nothing is written: %s", error)
+            self.records, self._write = [], None
+
+    def _observed(self, args: tuple[Any, ...]) -> Result:
+        """The inner strategy's run, in which our methods stand in the place of three of its own."""
+        attributes = vars(self.inner)
+        before = {name: attributes[name] for name in OBSERVED if name in attributes}
+        self._inner = {name: getattr(self.inner, name) for name in OBSERVED}
+        attributes.update({name: getattr(self, name) for name in OBSERVED})
+        try:
+            return self.inner.start(*args)
+        finally:
+            for name in OBSERVED:
+                del attributes[name]
+            attributes.update(before)
+            self._close_round()
+            self._write = None
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

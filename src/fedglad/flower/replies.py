@@ -109,6 +109,7 @@ def _view(array: Array) -> np.ndarray:
     return flat.reshape(shape, order="F" if fortran else "C")
 
 
+<<<<<<< HEAD
 def plain(metrics: Mapping[str, object] | None) -> dict[str, object]:
     """Metrics as JSON types; what is not finite becomes null."""
 
@@ -120,6 +121,8 @@ def plain(metrics: Mapping[str, object] | None) -> dict[str, object]:
     return {name: one(value) for name, value in (metrics or {}).items() if name != NORMS}
 
 
+=======
+>>>>>>> flower
 def mean_metrics(contents: list[RecordDict], key: str) -> MetricRecord:
     """The mean of each metric by `key`, over those clients that reported it.
 

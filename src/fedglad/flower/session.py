@@ -2,21 +2,18 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import (
     Array,
     ArrayRecord,
     ConfigRecord,
     Message,
     MessageType,
-    MetricRecord,
     RecordDict,
 )
 from flwr.serverapp import Grid
@@ -25,7 +22,9 @@ from torch import Tensor
 from fedglad.averages import NoAverage
 from fedglad.core.checkpoint import whole_number
 from fedglad.core.guard import Guard
-from fedglad.core.layout import as_tensor
+from fedglad.federation import session as federation
+from fedglad.federation.metrics import loss_of
+from fedglad.federation.session import TrainingResult
 from fedglad.flower import log
 from fedglad.flower.masked import MaskedRound, refuse_masked
 from fedglad.flower.mods import NORMS
@@ -33,28 +32,21 @@ from fedglad.flower.nodes import ANSWER_TIMEOUT, Directory, Kind, NoSize, larges
 from fedglad.flower.replies import (
     Reply,
     Unusable,
-    accuracy_of,
     decoded,
     is_gone,
-    loss_of,
     only,
-    plain,
     read,
     weight_of,
 )
-from fedglad.flower.settings import Share
-from fedglad.flower.transport import Found, Replies, is_simulated, wait_for
+from fedglad.flower.settings import Arrays, ClientApp, Engine, Nodes, Share
+from fedglad.flower.transport import HURRIED, Found, Replies, is_simulated, wait_for
 from fedglad.optimizers import SGD, Optimizer
-from fedglad.records import Failure, Record, Round, Update
+from fedglad.records import ACCURACY, Failure, Score, Update
 from fedglad.rng import stream
 from fedglad.samplers.base import Cohort, Pool, Sampler
 from fedglad.server.server import Server
-from fedglad.simulation.driver import Driver, guard_of
+from fedglad.simulation.driver import guard_of
 from fedglad.weights import Samples
-
-AVERAGED = "averaged_"
-"""What the names of metrics begin with that are those of the average."""
-
 
 REST = 10  # rounds in which a node that fails again and again is not asked; then twice as many
 
@@ -63,19 +55,10 @@ class TooFewNodes(RuntimeError):
     """Fewer nodes are connected than the run needs; the message says how to bring more."""
 
 
-@dataclass
-class TrainingResult:
-    """One round: `contents` are the accepted replies, `failed` entries of earlier attempts."""
-
-    record: Record
-    contents: list[RecordDict] = field(default_factory=list[RecordDict])
-    alarm: str | None = None
-    retried: list[str] = field(default_factory=list[str])
-    failed: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-
-
-class Session(Driver):
+class Session(federation.Session):
     """A federation whose clients are Flower's nodes: it waits, draws, asks and takes replies in."""
+
+    hidden = (NORMS,)
 
     def __init__(
         self,
@@ -96,6 +79,7 @@ class Session(Driver):
         resumable: bool = False,
         patience: float = 3600.0,
         quarantine: int = 0,
+        score: Score = ACCURACY,
         **server: Any,
     ) -> None:
         """`server` are further settings of the Server.
@@ -130,14 +114,41 @@ class Session(Driver):
         self.directory = Directory(nodes, known=resumable or keeps or sampler.needs_sizes)
         self.weight_key, self.arrays_key, self.config_key = weight_key, arrays_key, config_key
         self.min_nodes, self.report = min_nodes, report
+        self.score = score
         self.patience = patience
         self.quarantine = quarantine
         self.gone: set[int] = set()  # clients whose nodes were gone in the last attempt
+        self.hurried: set[int] = set()  # who was slower than a quorum
         self.failed = Counter[int]()  # how many rounds in a row a client has not answered
         self.resting: dict[int, int] = {}  # client to the round in which it is asked again
         self._memo: dict[Any, Any] = {}  # of the pools
         self._changed = False  # whether another strategy has changed a model that was stepped
         self._started = False  # whether the nodes of a first round were there
+
+    def info(self, text: str, *values: Any) -> None:
+        log.info(text, *values)
+
+    def warn(self, text: str, *values: Any) -> None:
+        log.warn(text, *values)
+
+    def lost(self, text: str) -> None:
+        log.only_in_flower(text)
+
+    def name(self, client: int) -> int | str:
+        return self.directory.name(client)
+
+    def elsewhere(self) -> dict[str, Any]:
+        layout = self.server.layout
+        return {
+            "data": Nodes(told_apart_by=self.directory.setting),
+            "model": Arrays(tensors=len(layout.names), parameters=sum(layout.numels)),
+            "client": ClientApp(),
+            "engine": Engine(
+                report=self.report,
+                weighted_by=self.weight_key,
+                min_clients=self.server.min_clients,
+            ),
+        }
 
     def transport_state(self) -> dict[str, Any]:
         state: dict[str, Any] = {"nodes": self.directory.state()}
@@ -175,19 +186,7 @@ class Session(Driver):
 
     def take_over(self, arrays: ArrayRecord) -> None:
         """Goes on from a model that somebody else may have changed."""
-        state, sent = self.server.state_dict(), self.server.state
-        for name, value in decoded(arrays).items():
-            for part in ("params", "buffers"):
-                if (old := state["tensors"].get(f"{part}/{name}")) is None:
-                    continue
-                if value.shape != old.shape:
-                    raise ValueError(
-                        f"arrays have shape {value.shape} where {tuple(old.shape)} was"
-                    )
-                new = as_tensor(value)
-                self._changed |= not torch.equal(sent[name], new.to(sent[name].dtype))
-                old.copy_(new)
-        self.server.load_state_dict(state)
+        self._changed |= self.server.put(decoded(arrays))
 
     def wait(self, grid: Grid, timeout: float) -> str | None:
         """Waits until there are enough nodes; returns the reason if there are not.
@@ -199,7 +198,7 @@ class Session(Driver):
         if self._started:
             count = wait_for(grid, least, timeout)
         else:
-            count = wait_for(grid, least, self.patience)
+            count = wait_for(grid, least, self.patience, first=True)
             if count < least:
                 raise TooFewNodes(self.few(grid, count))
             if self.directory.expected > count:
@@ -308,6 +307,7 @@ class Session(Driver):
             return result
         replies: dict[int, Reply] = {}
         self.gone.clear()
+        self.hurried.clear()
         updates = self._updates(cohort, found, replies)
         norms = partial(self._reported_norms, replies) if self.report == "norms" else None
         population = len(self.directory.names)
@@ -330,6 +330,8 @@ class Session(Driver):
                 del self.failed[client]
                 self.resting.pop(client, None)
                 continue
+            if client in self.hurried:
+                continue  # it was not given its time
             self.failed[client] += 1
             times = self.failed[client] - self.quarantine
             if self.quarantine and times >= 0:
@@ -345,36 +347,12 @@ class Session(Driver):
     def line(
         self,
         result: TrainingResult,
-        metrics: Mapping[str, MetricRecord | None],
+        metrics: Mapping[str, Mapping[str, Any] | None],
         seconds: dict[str, float],
     ) -> dict[str, Any]:
-        """A line of rounds.jsonl: the simulator's fields, and what only Flower has."""
-        loss, averaged_loss = _tested(metrics, loss_of)
-        accuracy, averaged_accuracy = _tested(metrics, accuracy_of)
-        line = Round(
-            self.t,
-            (),
-            result.record,
-            test_loss=loss,
-            test_accuracy=accuracy,
-            averaged_loss=averaged_loss,
-            averaged_accuracy=averaged_accuracy,
-            alarm=result.alarm,
-            seconds=seconds,
-        ).to_dict()
-        if averaged_loss is not None:
-            line["averaged_loss"] = averaged_loss  # also where nobody reports an accuracy
-        again = {entry["id"] for entry in result.record.clients}
-        failed = [c for c in result.failed if c["id"] not in again]
-        entries = [*failed, *result.record.clients]
-        line["clients"] = [{**e, "id": self.directory.name(e["id"])} for e in entries]
-        line["attempts"] = 1 + len(result.retried)
-        if result.retried:
-            line["retried"] = result.retried
+        line = super().line(result, metrics, seconds)
         if resting := sorted(k for k, until in self.resting.items() if until > self.t):
-            line["resting"] = [self.directory.name(k) for k in resting]
-        known = {part: values for part, values in metrics.items() if values is not None}
-        line["metrics"] = {part: plain(values) for part, values in known.items()}
+            line["resting"] = [self.name(k) for k in resting]
         return line
 
     def evaluators(self, grid: Grid, fraction: float, least: int, timeout: float) -> list[int]:
@@ -410,6 +388,8 @@ class Session(Driver):
             client = cohort.ids[place]
             if is_gone(message):
                 self.gone.add(client)
+            if isinstance(message, str) and message.endswith(HURRIED):
+                self.hurried.add(client)
             try:
                 metrics, _ = replies[client] = read(message)
                 weight = weight_of(metrics, self.weight_key)
@@ -450,18 +430,3 @@ class Session(Driver):
                 loss = None
             losses.append(math.nan if loss is None else loss)
         return losses
-
-
-def _tested(
-    metrics: Mapping[str, MetricRecord | None],
-    read: Callable[[Mapping[str, object]], float | None],
-) -> tuple[float | None, float | None]:
-    """One number of the newest model and of the average, both by the same samples.
-
-    Those of the server count first: the other's are the clients'.
-    """
-    for part in ("server", "evaluate"):
-        newest, averaged = (read(plain(metrics.get(name))) for name in (part, AVERAGED + part))
-        if newest is not None or averaged is not None:
-            return newest, averaged
-    return None, None

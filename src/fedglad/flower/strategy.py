@@ -22,26 +22,35 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedglad.adapters import Adapter, Glad
+from fedglad.analysis.per_client import clients, worst
 from fedglad.averages import Average, NoAverage
 from fedglad.core import malloc
 from fedglad.core.guard import Guard
 from fedglad.estimators import Estimator
+from fedglad.federation.folder import opened, run_folder
+from fedglad.federation.session import AVERAGED, TrainingResult
 from fedglad.filters import Filter
 from fedglad.flower import log
+<<<<<<< HEAD
 from fedglad.flower.app import shadowed
 from fedglad.flower.folder import opened, run_folder
 from fedglad.flower.masked import MaskedRound, session_name
+=======
+from fedglad.flower.app import fingerprints, shadowed
+>>>>>>> flower
 from fedglad.flower.nodes import Directory, Kind
 from fedglad.flower.replies import mean_metrics, rounds_of, why_not
-from fedglad.flower.session import AVERAGED, Session, TooFewNodes, TrainingResult
+from fedglad.flower.session import Session, TooFewNodes
 from fedglad.flower.settings import Share
 from fedglad.flower.transport import Found, Replies, clock, is_simulated, matched, pause
 from fedglad.optimizers import SGD, Optimizer
-from fedglad.records import Record
+from fedglad.records import ACCURACY, Record
 from fedglad.runs.folder import RunError
 from fedglad.samplers.base import Cohort, Sampler
 from fedglad.secure import SecureSum
 from fedglad.server.compatibility import refuse
+from fedglad.tasks.base import Task, as_task, score_of
+from fedglad.trust import Trust
 from fedglad.weights import Samples
 
 AggrFn = Callable[[list[RecordDict], str], MetricRecord]
@@ -73,6 +82,8 @@ class FedGLAD(Strategy):
     | argument | meaning |
     |---|---|
     | `optimizer`, `adapter`, `filter`, `weighting`, `buffers`, `guard` | as of `fedglad.Server` |
+    | `trust` | how much each client's updates are like the others', as of `fedglad.Server` |
+    | `task` | says which of the metrics is the score, and whether more is better; else accuracy |
     | `estimator` | as of `fedglad.Server`: of the mean of all clients, by what they sent before |
     | `average` | of the server's models, as of `fedglad.Server`; to be read as `averaged` |
     | `evaluate` | what clients test: "model", the newest one, "averaged", or "both" |
@@ -125,6 +136,8 @@ class FedGLAD(Strategy):
         evaluate: Evaluated = "model",
         buffers: Iterable[str] | None = None,
         guard: Guard | None = Guard(),  # noqa: B008 - frozen
+        trust: Trust | None = Trust(),  # noqa: B008 - frozen
+        task: Task | None = None,
         min_clients: int = 1,
         sampler: Sampler | None = None,
         seed: int = 0,
@@ -207,7 +220,7 @@ class FedGLAD(Strategy):
         self.estimator, self.average = estimator, average
         self.evaluate: Evaluated = evaluate
         self.buffers = None if buffers is None else tuple(buffers)
-        self.guard, self.min_clients = guard, min_clients
+        self.guard, self.min_clients, self.trust, self.task = guard, min_clients, trust, task
         least = max(self.min_train_nodes, 1)
         self.sampler = sampler or Share(
             clients_per_round=least, fraction=fraction_train, seed="run"
@@ -289,7 +302,9 @@ class FedGLAD(Strategy):
         train_config = train_config or ConfigRecord()
         evaluate_config = evaluate_config or ConfigRecord()
         result, begin, initial = Result(), perf_counter(), None
-        folder = opened(self.folder, session, num_rounds, resume=self.resume, grid=grid)
+        folder = opened(
+            self.folder, session, num_rounds, resume=self.resume, app=fingerprints(grid)
+        )
         with closing(session), folder as (self.records, write):
             log.info("Starting %s strategy:", type(self).__name__)
             _log_start(num_rounds, initial_arrays, train_config, evaluate_config)
@@ -308,9 +323,12 @@ class FedGLAD(Strategy):
                     self._round(session, grid, configs, evaluate_fn, metrics)
                     write(self.records[-1])
                     self._check_skipped(num_rounds)
+                self._conclude(session, num_rounds)
+            except (TooFewNodes, TooManySkipped, NothingTrained) as error:
+                log.warn("The run has failed: %s", error)
+                raise
             finally:
                 self._attempt = self._next = None
-            self._conclude(num_rounds)
             result.arrays = session.arrays()
             if initial is not None:
                 result.evaluate_metrics_serverapp[0] = initial
@@ -364,14 +382,15 @@ class FedGLAD(Strategy):
             if trained.record.stepped or not self.fraction_train:
                 break
             lacking = bool(self._short) or len(session.gone) > len(trained.record.clients) // 2
-            if lacking and self.on_short == "wait" and not self._short_for_good(grid):
+            if lacking and self.on_short == "wait" and not is_simulated(grid):
                 if clock() >= deadline:
                     raise TooFewNodes(f"{trained.record.reason}; {self._way_on()}")
                 log.warn("Round %d waits for nodes: %s", session.t + 1, trained.record.reason)
                 pause(min(nap, max(deadline - clock(), 0.0)))
                 nap = min(2 * nap, PAUSES[1])
                 continue
-            if self._short or len(retried) >= self.retries:
+            nobody = not trained.record.clients  # as a subclass would have it, or nobody is there
+            if nobody or len(retried) >= self.retries:
                 break
             log.warn("Round %d is tried again: %s", session.t + 1, trained.record.reason)
             retried.append(trained.record.reason or "")
@@ -421,10 +440,6 @@ class FedGLAD(Strategy):
             drawn = session.cohort_of(grid, nodes, drawn) if nodes else None
         if drawn is not None:
             self._asked[what] = drawn, replies.metadata
-
-    def _short_for_good(self, grid: Grid) -> bool:
-        """Whether waiting for nodes is in vain."""
-        return is_simulated(grid)
 
     def _way_on(self) -> str:
         return "resume=True goes on from here" if self.folder else "no folder has its rounds"
@@ -588,6 +603,8 @@ class FedGLAD(Strategy):
             average=self.average,
             buffers=self.buffers,
             guard=self.guard,
+            trust=self.trust,
+            score=ACCURACY if self.task is None else score_of(as_task(self.task)),
             min_clients=self.min_clients,
             estimator=self.estimator,
         )
@@ -638,32 +655,23 @@ class FedGLAD(Strategy):
         session.t += 1
         record, line = trained.record, self.records[-1]
         parts = [record.status if record.gsi_all is None else f"GSI {record.gsi_all:.3f}"]
-        for name, key in {"accuracy": "test_accuracy", "averaged": "averaged_accuracy"}.items():
-            if (accuracy := line.get(key)) is not None:
-                parts.append(f"{name} {100 * accuracy:.2f} %")
+        score = session.score
+        for name, which in {score.name: "test", "averaged": "averaged"}.items():
+            if (value := line.get(f"{which}_{score.name}")) is not None:
+                shown = f"{100 * value:.2f} %" if score.share else score.text(value)
+                parts.append(f"{name} {shown}")
         parts += [text for text in (record.reason, trained.alarm) if text]
         log.info("\t└──> %s", ", ".join(parts))
 
-    def _conclude(self, rounds: int) -> None:
+    def _conclude(self, session: Session, rounds: int) -> None:
         """Logs how the run went; raises if no round was trained."""
-        skipped = [r for r in self.records if r["status"] == "skipped"]
-        rejected = sum("rejected" in c for r in self.records for c in r["clients"])
-        flagged = [r["round"] + 1 for r in self.records if r["alarm"]]
-        log.info(
-            "%d of %d rounds trained; %d updates were left out; alarms in rounds %s",
-            len(self.records) - len(skipped),
-            rounds,
-            rejected,
-            flagged or "none",
-        )
-        if skipped:
-            log.warn(
-                "%d of %d rounds were skipped: %s", len(skipped), rounds, skipped[-1]["reason"]
-            )
-        if self.fraction_train and rounds and len(skipped) == len(self.records):
+        reason = session.conclude(self.records, rounds)
+        if named := worst(clients(self.records), 5):
+            log.info("Clients to look at: %s", named)
+        if self.fraction_train and rounds and reason is not None:
             raise NothingTrained(
-                f"none of {len(skipped)} rounds could be trained, the model is the initial one; "
-                f"the last round: {skipped[-1]['reason']}. To try again, raise num_rounds (with "
+                f"none of {len(self.records)} rounds could be trained, the model is the initial "
+                f"one; the last round: {reason}. To try again, raise num_rounds (with "
                 "resume=True) or choose another checkpoint_dir"
             )
 

@@ -13,6 +13,7 @@ from fedglad.flower import log
 SHORTEST, LONGEST = 0.05, 1.0  # seconds between two looks for a reply
 AGAIN = 30.0  # seconds after which it is said again that nodes are waited for
 REFUSED = "the message could not be sent: it is too large, or its node has gone"
+HURRIED = ", in which most others had replied"
 SETTLED = 2.0  # seconds in which no node comes: a simulation has them all by then
 
 Found = Message | str
@@ -46,7 +47,7 @@ class Replies(Sequence[Message]):
         self._begin = time.monotonic()
         self._deadline = self._begin + timeout
         self._enough = math.ceil(quorum * len(sent) - 1e-9) if quorum < 1 else len(sent)
-        self._grace = grace
+        self._grace, self._hurried = grace, False
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -74,7 +75,8 @@ class Replies(Sequence[Message]):
     def _reason(self, place: int) -> str:
         if not self._sent[place]:
             return REFUSED
-        return f"no reply within {self._deadline - self._begin:.6g} s"
+        hurried = HURRIED if self._hurried else ""
+        return f"no reply within {self._deadline - self._begin:.6g} s{hurried}"
 
     def _pull(self, message_id: str | None) -> list[Message]:
         return list(self._grid.pull_messages([message_id])) if message_id else []
@@ -101,7 +103,9 @@ class Replies(Sequence[Message]):
                     came += 1
                     yield place, replies
             if came >= self._enough:
-                self._deadline = min(self._deadline, time.monotonic() + self._grace)
+                deadline = time.monotonic() + self._grace
+                self._hurried = deadline < self._deadline
+                self._deadline = min(self._deadline, deadline)
                 self._enough = len(self._sent) + 1  # the grace time begins once
             left = self._deadline - time.monotonic()
             if left <= 0:
@@ -133,25 +137,24 @@ def is_simulated(grid: Grid) -> bool:
     return type(grid).__name__ == "InMemoryGrid"
 
 
-def wait_for(grid: Grid, wanted: int, timeout: float) -> int:
-    """How many nodes are connected, once they are enough, time is up or no more can come."""
+def wait_for(grid: Grid, wanted: int, timeout: float, *, first: bool = False) -> int:
+    """How many nodes are connected, once they are enough, time is up or no more can come.
+
+    Those of a simulation join one by one when it begins: at `first` they are waited for.
+    """
     begin = said = settled = time.monotonic()
-    count, before, simulated = 0, -1, is_simulated(grid)
+    before, simulated = -1, is_simulated(grid)
     while True:
-        count = len(list(grid.get_node_ids()))
-        now = time.monotonic()
-        if count != before:
-            settled = now
-        if count >= wanted and not (simulated and before < 0):  # they join one by one
+        count, now = len(list(grid.get_node_ids())), time.monotonic()
+        if count >= wanted and (count == before or not (simulated and first)):
             return count
-        if simulated and now - settled >= SETTLED:
+        settled = now if count != before else settled
+        if now - begin >= timeout or (simulated and now - settled >= SETTLED):
             return count
         if count < wanted and (count != before or now - said >= AGAIN):
             left = "" if math.isinf(timeout) else f"; {begin + timeout - now:.0f} s are left"
             log.info("Waiting for nodes to connect: %d of %d%s", count, wanted, left)
             said = now
-        if now - begin >= timeout:
-            return count
         before = count
         time.sleep(0.1 if simulated else 1.0)
 

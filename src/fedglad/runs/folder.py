@@ -63,12 +63,7 @@ def locked(
 ) -> Generator[None]:
     """The run's log; the lock on it lets one process at a time write the folder."""
     logger = logging.getLogger("fedglad")
-    for name in ("log.txt", "checkpoints", "memories"):
-        if (folder / name).is_symlink():
-            raise RunError(
-                f"{folder / name} is a link: a run writes and removes files in its folder alone; "
-                f"put there what it points to, or {way_out}"
-            )
+    refuse_links(folder, way_out)
     try:
         handler = logging.FileHandler(folder / "log.txt")
     except OSError as error:
@@ -77,7 +72,7 @@ def locked(
     logger.addHandler(handler)
     propagate, logger.propagate = logger.propagate, False
     try:
-        while not _locked(handler):
+        while not lock(cast(TextIO, handler.stream)):
             if busy is None:
                 raise RunError(
                     f"{folder} is being written by another process: wait for it, or {way_out}"
@@ -90,9 +85,20 @@ def locked(
         handler.close()
 
 
-def _locked(handler: logging.FileHandler) -> bool:
+def refuse_links(folder: Path, way_out: str = "choose another --out") -> None:
+    """RunError if a run in this folder would write somewhere else."""
+    for name in ("log.txt", "checkpoints", "memories"):
+        if (folder / name).is_symlink():
+            raise RunError(
+                f"{folder / name} is a link: a run writes and removes files in its folder alone; "
+                f"put there what it points to, or {way_out}"
+            )
+
+
+def lock(log: TextIO) -> bool:
+    """Takes the lock on a run's log, if no other process has it, until the log is closed."""
     try:
-        fcntl.flock(cast(TextIO, handler.stream), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:  # a file system without locks

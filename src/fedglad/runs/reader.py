@@ -39,6 +39,10 @@ MODELS = tuple(f"{which}.safetensors" for which in ("model", "averaged", "best",
 BEST = "best"
 """Where the best models up to a checkpoint lie."""
 
+WRITTEN = ("config.toml", "labels.json", "rounds.jsonl", CLIENT_SCORES, "summary.json", *MODELS)
+WRITTEN_INTO = ("checkpoints", "memories", BEST)
+"""All that a run writes into its folder, but its log: files, and folders."""
+
 CHANGED = "config.toml was changed after the run wrote it: its checksum does not match"
 NAMED = 8  # round numbers in a sentence
 TAIL = 64  # bytes before the last line read, which tell whether the file is still the same
@@ -287,10 +291,9 @@ class Run:
         """Removes what a run writes, and nothing else; the log, which may be locked, is emptied."""
         if (self.folder / "log.txt").is_file():
             os.truncate(self.folder / "log.txt", 0)
-        written = ("config.toml", "labels.json", "rounds.jsonl", CLIENT_SCORES, "summary.json")
-        for name in (*written, *MODELS):
+        for name in WRITTEN:
             (self.folder / name).unlink(missing_ok=True)
-        for name in ("checkpoints", "memories", BEST):
+        for name in WRITTEN_INTO:
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
     # ------------------------------------------------------------------------------ tolerant

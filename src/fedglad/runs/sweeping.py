@@ -1,98 +1,23 @@
-"""Many runs: every combination of some grids, each in a process with one thread; resumable."""
+"""Many runs: every combination of some grids, at a place that takes some at a time; resumable."""
 
-import multiprocessing
-import os
-import signal
-import threading
 import tomllib
-import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import product
-from multiprocessing import forkserver
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fedglad.config.keys import label
 from fedglad.config.presets import PRESETS
-from fedglad.config.schema import Config, ConfigError, load, parse_value
-from fedglad.core.interruptible import interruptible, on_interrupt
-from fedglad.records import Round
-from fedglad.runs.folder import Interrupted, Run, RunError
-from fedglad.runs.own_code import code_of, folder_of, other_code
+from fedglad.config.schema import Config, ConfigError, parse_value
+from fedglad.core.interruptible import interruptible
+from fedglad.runs.folder import Interrupted
+from fedglad.runs.own_code import folder_of
+from fedglad.runs.places.base import DONE as DONE
+from fedglad.runs.places.base import ENDS, Event, Place, Running, Task
+from fedglad.runs.places.processes import Processes
 from fedglad.runs.trusted_code import load_trusted
-from fedglad.runs.twins import KINDS, replaces
-from fedglad.simulation.engines.settings import Local, Serial
-
-
-@dataclass(frozen=True)
-class Task:
-    """One configuration of a sweep, its folder, what the grids set; of a control, kind and rule.
-
-    >>> from pathlib import Path
-    >>> [task] = tasks("digits", ["seed=7"], {"rounds": 5}, Path("runs"))
-    >>> task.label, task.config.rounds
-    ('seed=7', 5)
-    """
-
-    name: str
-    config: Config
-    folder: Path
-    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    rule: "Task | None" = None
-    kind: str = "mean"
-    accept_old: bool = False  # a run with other own code that is there already
-    keep_state: bool | None = None  # as `execute` has it
-
-    @property
-    def label(self) -> str:
-        """Its settings in one line: `seed=1 control of adapter.name=glad`."""
-        if self.rule is None:
-            return label(self.settings)
-        if self.kind != "mean":
-            settings = self.rule.settings.items()
-            plain = {key: value for key, value in settings if not replaces(self.kind, key)}
-            value = self.settings.get("adapter.value", "")
-            return f"{label(plain)} {KINDS[self.kind].words} {value}".strip()
-        name = self.rule.config.to_dict()["adapter"]["name"]
-        parts: list[dict[str, Any]] = [{}, {"adapter.name": name}]
-        for key, value in self.rule.settings.items():
-            parts[key.startswith("adapter.")][key] = value
-        return f"{label(parts[0])} control of {label(parts[1])}".lstrip()
-
-    @property
-    def finished(self) -> bool:
-        """Whether it is there already."""
-        config = self.folder / "config.toml"
-        try:
-            done = config.is_file() and Run(self.folder).summary is not None
-            known = self.config.own_names().values()
-            same = done and load(config, trust_code=known)[1].hash() == self.config.hash()
-            return same and (self.accept_old or not other_code(self.folder, self.config))
-        except (ValueError, RunError):  # something is broken: running it says what
-            return False
-
-
-@dataclass(frozen=True)
-class Event:
-    """What happened to a task; one of the last four is its end."""
-
-    task: Task
-    what: Literal["started", "waiting", "round", "kept", "finished", "failed", "stopped"]
-    round: Round | None = None
-    reason: str = ""
-
-
-Message = tuple[str, Round | None, str]
-"""What a job's process sends: an Event without its task, in which the data may have been loaded."""
-
-STDOUT, STDERR = 1, 2
-SAFE_PATH = "PYTHONSAFEPATH"
-DONE = ("kept", "finished")
-ENDS = (*DONE, "failed", "stopped")
 
 Then = Callable[[Event], Iterable[Task | Event]]
 """Called at each task's end: what is to be run because of it, or cannot be."""
@@ -158,12 +83,16 @@ def _unnamed(
     return {key: v for key, v in defaults.items() if key.partition(".")[0] not in named}
 
 
-def sweep(tasks: Sequence[Task], *, jobs: int = 1, then: Then | None = None) -> Generator[Event]:
+def sweep(
+    tasks: Sequence[Task], *, jobs: int = 1, then: Then | None = None, place: Place | None = None
+) -> Generator[Event]:
     """Runs what is missing, in order and at most `jobs` at a time, and yields what happens.
 
-    Finished runs are kept, unfinished ones go on from their checkpoint, and a run that fails does
-    not stop the others. After Ctrl-C the running ones finish their round and save; then Interrupted
-    is raised. A second one ends them at once.
+    They run in processes of this machine, or at a `place` of `fedglad.runs.places`, which then
+    says how many it takes, and is closed by whoever has opened it. Finished runs are kept,
+    unfinished ones go on from their checkpoint, and a run that fails does not stop the others.
+    After Ctrl-C the running ones finish their round and save; then Interrupted is raised. A second
+    one ends them at once.
 
     >>> import pathlib, tempfile
     >>> from fedglad.runs import execute
@@ -172,7 +101,8 @@ def sweep(tasks: Sequence[Task], *, jobs: int = 1, then: Then | None = None) -> 
     >>> [event.what for event in sweep([task])]  # it is there already
     ['kept']
     """
-    missing, running, cut = deque[Task](), list[_Job](), False
+    missing, running, cut = deque[Task](), list[Running](), False
+    place = place or Processes(jobs)
 
     def take(new: Iterable[Task | Event]) -> Iterator[Event]:
         """Yields events, also of the tasks that are finished; the other tasks are missing."""
@@ -192,176 +122,32 @@ def sweep(tasks: Sequence[Task], *, jobs: int = 1, then: Then | None = None) -> 
     with interruptible() as asked_to_stop:
         try:
             while running or (missing and not asked_to_stop()):
-                while missing and len(running) < jobs and not asked_to_stop():
-                    running.append(_Job(missing.popleft()))
+                while missing and len(running) < place.room and not asked_to_stop():
+                    running.append(place.start(missing.popleft()))
                     yield Event(running[-1].task, "started")
-                for event in _listen(running, stop=asked_to_stop()):
+                for event in _listen(place, running, stop=asked_to_stop()):
                     cut = cut or event.what == "stopped"
                     more = then(event) if then and event.what in ENDS else ()
                     yield event
                     yield from take(more)
         finally:
-            for job in running:
-                job.end(seconds=0)
+            for run in running:
+                run.end(seconds=0)
         if asked_to_stop() and (missing or cut):
             raise Interrupted("stopped, all saved: go on with the same command")
 
 
-class _Job:
-    """A task in a process of its own, started from one that has all modules loaded."""
-
-    def __init__(self, task: Task) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__, "fedglad.runs.running", "pydantic"])
-        with on_interrupt(signal.SIG_IGN), _safe_path():  # it inherits both while it imports
-            forkserver.ensure_running()
-        self.task, self.stopping = task, False
-        code = code_of(task.config)
-        self.pipe, theirs = context.Pipe()
-        safe = os.environ.get(SAFE_PATH)
-        self.process = context.Process(target=_work, args=(task, theirs, safe, code))
-        self.process.start()
-        theirs.close()
-
-    def receive(self) -> Event:
-        """The next event of its task; of a process that is gone, how it ended."""
-        try:
-            return Event(self.task, *self.pipe.recv())
-        except (EOFError, OSError):
-            self.process.join()
-            code = self.process.exitcode or 0
-            killed = f"was killed by {signal.Signals(-code).name}" if code < 0 else ""
-            how = killed or f"ended with exit code {code}"
-            return Event(self.task, "failed", reason=f"its process {how}")
-
-    def stop(self) -> None:
-        """Lets it finish its round and save."""
-        with suppress(OSError):  # it is gone already
-            if not self.stopping:
-                self.pipe.send("stop")
-        self.stopping = True
-
-    def end(self, seconds: float = 5.0) -> None:
-        """Ends it for good after so long; what it has saved is intact."""
-        self.process.join(seconds)
-        self.process.kill()
-        self.process.join()
-        self.pipe.close()
-
-
-@contextmanager
-def _safe_path() -> Generator[None]:
-    """Python processes that are started meanwhile do not look for modules in the working folder."""
-    before = os.environ.get(SAFE_PATH)
-    os.environ[SAFE_PATH] = "1"
-    try:
-        yield
-    finally:
-        _set_safe_path(before)
-
-
-def _set_safe_path(value: str | None) -> None:
-    if value is None:
-        os.environ.pop(SAFE_PATH, None)
-    else:
-        os.environ[SAFE_PATH] = value
-
-
-def _listen(running: list[_Job], *, stop: bool) -> Iterator[Event]:
-    """The events of the next moment; jobs that have ended are taken off the list."""
+def _listen(place: Place, running: list[Running], *, stop: bool) -> Iterator[Event]:
+    """The events of the next moment; runs that have ended are taken off the list."""
     if stop:
-        for job in running:
-            job.stop()
-    ready = wait([job.pipe for job in running], timeout=0.2)
-    for job in [job for job in running if job.pipe in ready]:
-        event = job.receive()
-        if event.what in ENDS:
-            running.remove(job)
-            job.end()
-        yield event
-
-
-# ---------------------------------------------------------------------------- in the job's process
-
-
-def _work(task: Task, pipe: Connection, safe_path: str | None, code: Mapping[str, str]) -> None:
-    """Runs the task; leaves Ctrl-C to the parent process, and ends with it."""
-    _set_safe_path(safe_path)  # of the user's own code, which may start Python too
-    os.setpgrp()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    import torch
-
-    torch.set_num_threads(1)
-    try:
-        # Whatever is printed goes to the run's log, not between the lines of the terminal.
-        task.folder.mkdir(parents=True, exist_ok=True)
-        with open(task.folder / "log.txt", "a") as log:
-            for stream in (STDOUT, STDERR):
-                os.dup2(log.fileno(), stream)
-    except OSError as error:
-        end = ("failed", None, f"its folder cannot be written: {error}")
-    else:
-        end = _run(task, pipe, code)
-    with suppress(OSError):
-        pipe.send(end)
-
-
-def _run(task: Task, pipe: Connection, code: Mapping[str, str]) -> Message:
-    waiting = [("waiting",)]
-
-    def on_round(done: Round) -> None:
-        pipe.send(("round", done))
-        if pipe.poll():
-            signal.raise_signal(signal.SIGINT)  # which runs.py takes for: after this round
-
-    def busy() -> None:
-        """Waits while another process is at this run."""
-        if waiting:
-            pipe.send(waiting.pop())
-        if pipe.poll(0.5):
-            raise Interrupted("stopped while waiting")
-
-    from fedglad.runs.running import execute
-
-    config = _alone(task.config)
-    try:
-        if code_of(config) != code:
-            raise RunError("its own code was changed since the sweep began: start it again")
-        execute(
-            task.name,
-            config,
-            out=task.folder,
-            resume=True,
-            accept_old=task.accept_old,
-            keep_state=task.keep_state,
-            on_round=on_round,
-            busy=busy,
-        )
-    except (Interrupted, KeyboardInterrupt):
-        return "stopped", None, "stopped before its end, saved"
-    except Exception as error:
-        traceback.print_exc()
-        plain = type(error) in (ValueError, ConfigError, RunError)
-        return "failed", None, str(error) if plain else f"{type(error).__name__}: {error}"
-    return "finished", None, ""
-
-
-def _alone(config: Config) -> Config:
-    """The same with one process, whose result has the same bits; other engines stay."""
-    engine = config.sections["engine"]
-    if not isinstance(engine, Local):
-        return config
-    # Only another process can give up a client that hangs.
-    engine = replace(engine, workers=1) if engine.client_timeout else Serial()
-    return replace(config, sections={**config.sections, "engine": engine})
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os.kill(os.getpid(), signal.SIGKILL)
+        for run in running:
+            run.stop()
+    for run in place.ready(running):
+        for event in run.events():
+            if event.what in ENDS:
+                running.remove(run)
+                run.end()
+            yield event
 
 
 # ----------------------------------------------------------------------------------------- grids

@@ -18,7 +18,7 @@ from fedglad.core import checkpoint
 from fedglad.core.aggregate import Sum, norms_sq, products
 from fedglad.core.checkpoint import CheckpointError
 from fedglad.core.guard import Guard, Limits
-from fedglad.core.layout import Block, frozen, rounded, split, stretches
+from fedglad.core.layout import Block, as_tensor, frozen, rounded, split, stretches
 from fedglad.core.memory import Memories
 from fedglad.core.sampling import Coordinates
 from fedglad.core.threads import share
@@ -455,6 +455,31 @@ class Server:
         """Everything that a round changes, copied: JSON types, and `tensors` by name."""
         tensors, meta = self._snapshot()
         return {**meta, "tensors": {name: value.clone() for name, value in tensors.items()}}
+
+    def put(self, model: Mapping[str, Any]) -> bool:
+        """Goes on from another model of the same form, in place; whether it is another.
+
+        Names that the server does not have are not looked at, and its other state stays.
+        """
+        there, new = self._tensors(average=False), dict[str, Tensor]()
+        for name, value in model.items():
+            tensor = as_tensor(value)
+            for part in (f"params/{name}", f"buffers/{name}"):
+                if part in there and tensor.shape != there[part].shape:
+                    shapes = f"{tuple(tensor.shape)} where {tuple(there[part].shape)} was"
+                    raise ValueError(f"{name!r} has shape {shapes}")
+                if part in there:
+                    new[part] = tensor
+        sent = self.trained
+        parts = [(part, part.partition("/")[2]) for part in new]
+        changed = [
+            part
+            for part, name in parts
+            if not torch.equal(sent[name], new[part].to(sent[name].device, sent[name].dtype))
+        ]
+        for part in changed:
+            there[part].copy_(new[part])
+        return bool(changed)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Takes over a state_dict of a server of the same make; anything else changes nothing."""

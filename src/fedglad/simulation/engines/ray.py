@@ -300,7 +300,7 @@ class RayEngine:
             message, _ = hand.at_work[0]
             try:
                 message.answer = self.ray.get(ref)
-            except self._deaths() as error:
+            except self.cluster.deaths as error:
                 self._lose(hand, str(error), order, unsent)
                 continue
             hand.at_work.popleft()
@@ -394,7 +394,7 @@ class RayEngine:
         """A worker says that it is ready, or why it cannot be."""
         try:
             about: About = self.ray.get(hand.starting)
-        except self._deaths() as error:
+        except self.cluster.deaths as error:
             self.hands.remove(hand)
             cause = getattr(error, "cause", None) or _cause_of(error)
             if cause:
@@ -425,17 +425,6 @@ class RayEngine:
             self.ray.kill(hand.actor)
         except Exception as error:  # it has gone, and perhaps the cluster with it
             logger.debug("a worker could not be ended: %s", error)
-
-    def _deaths(self) -> tuple[type[Exception], ...]:
-        """What Ray raises where a worker, its node or what it had is gone."""
-        errors = self.ray.exceptions
-        return (
-            errors.RayActorError,
-            errors.ObjectLostError,
-            errors.NodeDiedError,
-            errors.WorkerCrashedError,
-            errors.OutOfMemoryError,
-        )
 
     def _room(self) -> int:
         """What the machines' object stores hold together, in bytes."""

@@ -25,6 +25,8 @@ def main(grid: Grid, context: Context) -> None:
         sampler=Uniform(clients_per_round=int(config["per-round"])),
         nodes="partition-id",
         round_timeout=float(config["timeout"]),
+        quorum=float(config["quorum"]),
+        grace=float(config["grace"]),
         checkpoint_dir=str(config["out"]),
         resume=True,
         report=SecureSum(threshold=0.5) if report == "secure" else report,

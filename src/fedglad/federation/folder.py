@@ -1,32 +1,26 @@
-"""The folder of a run with Flower: the same files as the simulator's, and going on from them."""
+"""The folder of a federation's run: the same files as the simulator's, and going on from them."""
 
 import re
-from collections.abc import Callable, Generator
+import time
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
-
-from flwr.serverapp import Grid
 
 from fedglad.averages import NoAverage
 from fedglad.config.keys import flat
 from fedglad.config.schema import Config, ConfigError, load
 from fedglad.core import files
 from fedglad.core.checksums import toml_with_crc
-from fedglad.core.guard import NoGuard
-from fedglad.flower import app, log
-from fedglad.flower.session import Session
-from fedglad.flower.settings import Arrays, ClientApp, Engine, Nodes
-from fedglad.flower.transport import clock, pause
-from fedglad.privacy import NoPrivacy
+from fedglad.federation import app as apps
+from fedglad.federation.session import Session
 from fedglad.runs.checkpoints import restore, save
 from fedglad.runs.folder import Busy, Records, Run, RunError, locked, make_folder
 from fedglad.runs.models import write_models
 from fedglad.runs.summary import write_summary
-from fedglad.transforms import NoTransform
-from fedglad.trust import NoTrust
 
 RUN = "{run}"
 WAY_OUT = "choose another checkpoint_dir, or remove this one"
@@ -79,42 +73,43 @@ def _begun(run: Run) -> bool:
 
 @contextmanager
 def opened(
-    folder: Path | None,
+    path: str | PathLike[str] | None,
     session: Session,
     rounds: int,
     *,
-    resume: bool = False,
+    resume: bool = True,
     resumable: bool = True,
-    grid: Grid | None = None,
+    app: Mapping[str, str] = MappingProxyType({}),
 ) -> Generator[tuple[list[dict[str, Any]], Write]]:
     """Locks a run's folder and restores the session; gives the rounds there and writes new ones.
 
     Without a path, nothing is written. A run that is not resumable has no checkpoints: the
     strategy's state is not ours to save. When all has gone well, the result is written at the end.
+    `app` are the fingerprints of its files.
     """
-    if folder is None:
+    if path is None:
         yield [], lambda record: None
         return
-    run = Run(folder)
+    folder, run = Path(path), Run(Path(path))
     make_folder(folder, WAY_OUT)
-    with locked(folder, _waiting(folder), way_out=WAY_OUT):
+    with locked(folder, _waiting(folder, session), way_out=WAY_OUT):
         _check_new(run, rounds, resume=resume, resumable=resumable)
-        name = _describe(run, session, rounds, grid)
+        name = _describe(run, session, rounds, app)
         if resumable:
             (folder / "checkpoints").mkdir(exist_ok=True)
-            restore(run, session, WAY_OUT, from_start=False, on_lost=log.only_in_flower)
+            restore(run, session, WAY_OUT, from_start=False, on_lost=session.lost)
             for model in MODELS if session.t < rounds else ():
                 (folder / model).unlink(missing_ok=True)  # of a run that was shorter
         records = run.rounds()
         if records and session.t >= rounds:
-            log.warn(
+            session.warn(
                 "%s: finished already after %d rounds, nothing was trained. To go on, raise the "
                 "number of rounds",
                 folder,
                 len(records),
             )
         elif records:
-            log.info("Going on after round %d of %d in %s", len(records), rounds, folder)
+            session.info("Going on after round %d of %d in %s", len(records), rounds, folder)
         with Records(folder / "rounds.jsonl") as lines:
 
             def write(record: dict[str, Any]) -> None:
@@ -130,23 +125,24 @@ def opened(
                 if resumable:
                     models = write_models(folder, session.server, session.t, name)
                 for model in models:
-                    log.info("%s is %s", MODELS[model], folder / model)
+                    session.info("%s is %s", MODELS[model], folder / model)
                 write_summary(run, models)
 
 
-def _waiting(folder: Path) -> Busy:
+def _waiting(folder: Path, session: Session) -> Busy:
     """Waits some seconds for a run that is just ending, then refuses."""
-    begin = clock()
+    begin: list[float] = []
 
     def busy() -> None:
-        if clock() - begin >= PATIENCE:
+        if not begin:
+            begin.append(time.monotonic())
+            session.info("Waiting for another run that writes %s", folder)
+        if time.monotonic() - begin[0] >= PATIENCE:
             raise RunError(
                 f"{folder} is being written by another run: Ctrl-C has ended its log, not the run. "
                 f"`flwr list` shows it, `flwr stop RUN` ends it; or {WAY_OUT}"
             )
-        if clock() == begin:
-            log.info("Waiting for another run that writes %s", folder)
-        pause(0.5)
+        time.sleep(0.5)
 
     return busy
 
@@ -182,13 +178,13 @@ def _writing(folder: Path) -> Generator[None]:
         ) from error
 
 
-def _describe(run: Run, session: Session, rounds: int, grid: Grid | None) -> str:
+def _describe(run: Run, session: Session, rounds: int, app: Mapping[str, str]) -> str:
     """Writes config.toml, or sees that the one there is of the same run; the run's hash.
 
     It also says what has changed in the app, which may train otherwise now.
     """
     begun = _begun(run)
-    config = describe(session, max(rounds, len(run.rounds()), 1))
+    config = session.describe(max(rounds, len(run.rounds()), 1))
     path = run.folder / "config.toml"
     unsaid: dict[str, str] = {}
     name = ""
@@ -200,17 +196,17 @@ def _describe(run: Run, session: Session, rounds: int, grid: Grid | None) -> str
         name = config.hash()
     except (TypeError, ConfigError) as error:
         unsaid = {section: ADDRESS.sub("", repr(one)) for section, one in config.sections.items()}
-        there = app.read(run.folder).get("settings", {}) if begun else {}
+        there = apps.read(run.folder).get("settings", {}) if begun else {}
         if differing := [one for one in unsaid if one in there and there[one] != unsaid[one]]:
             what = "; ".join(f"{one}: {there[one]} and here {unsaid[one]}" for one in differing)
             raise RunError(
                 f"{run.folder} holds a run with other settings, {what}: {WAY_OUT}"
             ) from (None)
-        log.warn("%s cannot say all settings of this run: %s", path, error)
+        session.warn("%s cannot say all settings of this run: %s", path, error)
     if not begun:
-        (run.folder / app.NAME).unlink(missing_ok=True)
-    if changed := app.write(run.folder, grid, unsaid):
-        log.warn("The app is not the one that this run went by so far: %s", changed)
+        (run.folder / apps.NAME).unlink(missing_ok=True)
+    if changed := apps.write(run.folder, app, unsaid):
+        session.warn("The app is not the one that this run went by so far: %s", changed)
     return name
 
 
@@ -225,7 +221,7 @@ def _compare(run: Run, session: Session, config: Config) -> None:
         later["average"] = session.server.average  # training is the same with one
         if run.rounds() and not isinstance(session.server.average, NoAverage):
             begin = len(run.rounds()) + 1
-            log.info("The run had no average: it is that of the models from %d on", begin)
+            session.info("The run had no average: it is that of the models from %d on", begin)
     theirs = replace(theirs, sections={**theirs.sections, **later}, rounds=config.rounds)
     if theirs.hash() != config.hash():
         raise RunError(
@@ -242,34 +238,3 @@ def _difference(theirs: Config, ours: Config) -> str:
     keys = [key for key in keys if not key.startswith(("trust.", "task."))] or ["trust"]
     named = [f"{key} = {there.get(key)!r} and here {here.get(key)!r}" for key in keys[:NAMED]]
     return "; ".join(named) + (" …" if keys[NAMED:] else "")
-
-
-def describe(session: Session, rounds: int) -> Config:
-    """The configuration of a run, as far as the server's side knows it."""
-    server = session.server
-    return Config(
-        rounds=rounds,
-        seed=session.seed,
-        checkpoint_every=1,
-        sections={
-            "data": Nodes(told_apart_by=session.directory.setting),
-            "model": Arrays(tensors=len(server.layout.names), parameters=sum(server.layout.numels)),
-            "client": ClientApp(),
-            "sampler": session.sampler,
-            "transform": NoTransform(),
-            "filter": server.filter,
-            "weighting": session.weighting,
-            "estimator": server.estimator,
-            "guard": server.guard or NoGuard(),
-            "trust": server.trust or NoTrust(),
-            "privacy": NoPrivacy(),
-            "server": session.optimizer,
-            "adapter": server.adapter,
-            "average": server.average,
-            "engine": Engine(
-                report=session.report,
-                weighted_by=session.weight_key,
-                min_clients=server.min_clients,
-            ),
-        },
-    )
