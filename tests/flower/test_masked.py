@@ -212,7 +212,7 @@ def test_buffers_are_means():
 
 def test_with_fewer_than_min_clients_no_sum_is_seen():
     # 4 of 5 would do for the threshold, and not for `min_clients`: nobody is asked to unmask.
-    settings = {"min_clients": 5, "max_skipped": 1.0}
+    settings: dict[str, Any] = {"min_clients": 5, "max_skipped": 1.0}
     with pytest.raises(NothingTrained, match="4 of 5 clients sent a vector, 5 are needed"):
         run(clients(5), "secure", rounds=1, leaves={2: "masked"}, **settings)
     with pytest.raises(NothingTrained, match="4 clients take part, 5 are needed"):

@@ -1,6 +1,7 @@
 """What of an update is summed: by hand, and against plain sums."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,7 +116,12 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_what_cannot_be_summed_is_refused(name: str):
     trained, changed, match = BAD[name]
-    settings = {"weight": 1.0, "loss": None, "point": FixedPoint(clients=2), **changed}
+    settings: dict[str, Any] = {
+        "weight": 1.0,
+        "loss": None,
+        "point": FixedPoint(clients=2),
+        **changed,
+    }
     with pytest.raises(Refused, match=match):
         pack(MODEL, trained, ["a", "b"], [], **settings)
 

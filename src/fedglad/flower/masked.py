@@ -16,6 +16,7 @@ from flwr.app import (
 from flwr.serverapp import Grid
 
 from fedglad.core.layout import as_tensor
+from fedglad.federation.session import TrainingResult
 from fedglad.flower import log
 from fedglad.flower.masking import SECURE
 from fedglad.flower.replies import Unusable, decoded, is_gone, only, why_not
@@ -29,7 +30,7 @@ from fedglad.server.from_sums import Sums
 from fedglad.weights import Equal, Samples
 
 if TYPE_CHECKING:
-    from fedglad.flower.session import Session, TrainingResult
+    from fedglad.flower.session import Session
 
 Send = Callable[[list[Message]], Replies]
 
@@ -90,10 +91,8 @@ class MaskedRound:
         ]
         return Cohort(tuple(ids)), messages
 
-    def close(self, cohort: Cohort, found: Iterator[tuple[int, Found]]) -> "TrainingResult":
+    def close(self, cohort: Cohort, found: Iterator[tuple[int, Found]]) -> TrainingResult:
         """One step by the sum of those of the cohort who sent a vector."""
-        from fedglad.flower.session import TrainingResult
-
         session = self.session
         total = self._total(cohort, found)
         entries = self._entries(total)

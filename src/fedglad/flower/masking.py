@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedglad.flower.metrics import loss_of
+from fedglad.federation.metrics import loss_of
 from fedglad.secure import Refused, SecureClient
 from fedglad.secure.contents import pack
 from fedglad.secure.fixed import as_bytes

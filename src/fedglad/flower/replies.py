@@ -10,8 +10,6 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 
 from fedglad.core.validate import as_number
-from fedglad.flower.metrics import accuracy_of as accuracy_of
-from fedglad.flower.metrics import loss_of as loss_of
 from fedglad.flower.mods import NORMS
 from fedglad.flower.transport import REFUSED, Found
 
@@ -109,20 +107,6 @@ def _view(array: Array) -> np.ndarray:
     return flat.reshape(shape, order="F" if fortran else "C")
 
 
-<<<<<<< HEAD
-def plain(metrics: Mapping[str, object] | None) -> dict[str, object]:
-    """Metrics as JSON types; what is not finite becomes null."""
-
-    def one(value: object) -> object:
-        if isinstance(value, list):
-            return [one(entry) for entry in value]  # pyright: ignore[reportUnknownVariableType]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return {name: one(value) for name, value in (metrics or {}).items() if name != NORMS}
-
-
-=======
->>>>>>> flower
 def mean_metrics(contents: list[RecordDict], key: str) -> MetricRecord:
     """The mean of each metric by `key`, over those clients that reported it.
 

@@ -31,13 +31,8 @@ from fedglad.federation.folder import opened, run_folder
 from fedglad.federation.session import AVERAGED, TrainingResult
 from fedglad.filters import Filter
 from fedglad.flower import log
-<<<<<<< HEAD
-from fedglad.flower.app import shadowed
-from fedglad.flower.folder import opened, run_folder
-from fedglad.flower.masked import MaskedRound, session_name
-=======
 from fedglad.flower.app import fingerprints, shadowed
->>>>>>> flower
+from fedglad.flower.masked import MaskedRound, session_name
 from fedglad.flower.nodes import Directory, Kind
 from fedglad.flower.replies import mean_metrics, rounds_of, why_not
 from fedglad.flower.session import Session, TooFewNodes
