@@ -1,5 +1,7 @@
 """Masked updates on Flower: the model is that of plain updates, and the server sees only sums."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -341,6 +343,19 @@ def test_a_client_with_the_mod_gives_no_plain_update():
     assert not any(
         VECTOR in r.content or r.content.array_records for r in grid.replies if r.has_content()
     )
+
+
+def test_the_snippets_on_the_page_on_privacy():
+    page = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text("utf-8")
+    section = page.split("## Secure aggregation")[1].split("\n## ")[0]
+    server, client = re.findall(r"^```python\n(.*?)^```", section, re.M | re.S)
+    scope: dict[str, Any] = {}
+    exec(server, scope)
+    assert scope["strategy"].secure == SecureSum(threshold=0.5, fraction=32)
+    exec(client, scope)
+    message = Message(RecordDict({"arrays": record(model())}), 1, "train")
+    context = Context(1, 1, {}, RecordDict(), {})
+    assert "leave it masked or not at all" in scope["app"](message, context).error.reason
 
 
 def test_flower_s_own_loop_masks_too():
