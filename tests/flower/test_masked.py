@@ -1,6 +1,8 @@
 """Masked updates on Flower: the model is that of plain updates, and the server sees only sums."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -349,6 +351,7 @@ def test_the_snippets_on_the_page_on_privacy():
     page = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text("utf-8")
     section = page.split("## Secure aggregation")[1].split("\n## ")[0]
     server, client = re.findall(r"^```python\n(.*?)^```", section, re.M | re.S)
+    LocalGrid([])  # Flower's Message asks whose it is
     scope: dict[str, Any] = {}
     exec(server, scope)
     assert scope["strategy"].secure == SecureSum(threshold=0.5, fraction=32)
@@ -356,6 +359,19 @@ def test_the_snippets_on_the_page_on_privacy():
     message = Message(RecordDict({"arrays": record(model())}), 1, "train")
     context = Context(1, 1, {}, RecordDict(), {})
     assert "leave it masked or not at all" in scope["app"](message, context).error.reason
+
+
+def test_the_mod_needs_no_torch():
+    script = """
+import sys
+sys.modules["torch"] = None
+from fedglad.flower import secure_sum
+assert not [name for name in sys.modules if name.partition(".")[0] == "flwr"]
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_flower_s_own_loop_masks_too():
