@@ -21,35 +21,34 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_node_that_is_killed_while_it_trains_costs_no_round(tmp_path: Path):
-    """In round 2 node 2 has shared its secrets when it is killed: the others' take off its masks.
+    """In round 1 node 2 has shared its secrets when it is killed: the others' take off its masks.
 
     The model is that of the same rounds without masks, to the resolution.
     """
     marks, out = tmp_path / "marks", tmp_path / "out"
     marks.mkdir()
-    config = {"rounds": 3, "timeout": 90.0, "marks": str(marks), "out": str(out)}
+    config = {"rounds": 2, "timeout": 90.0, "marks": str(marks), "out": str(out)}
     with Federation(tmp_path, nodes=4) as federation:
-        run = federation.submit(APP, {**config, "report": "secure", "slow": "2/2"})
+        run = federation.submit(APP, {**config, "report": "secure", "slow": "2/1"})
         deadline = time.monotonic() + 300
-        while not (marks / "2-2").exists():
+        while not (marks / "2-1").exists():
             assert run.process.poll() is None, run.log
             assert time.monotonic() < deadline, run.log
             time.sleep(0.1)
         federation.kill(2)
         run.wait(400)
-        assert "3 of 3 rounds trained" in run.log, run.log + federation.logs
+        assert "2 of 2 rounds trained" in run.log, run.log + federation.logs
     records = Run(out).rounds()
-    first, second, third = records
-    assert [record["status"] for record in records] == ["stepped"] * 3
-    assert sorted(who(first)) == sorted(who(second)) == [0, 1, 2, 3]
-    assert not rejected(first)
-    assert rejected(second).keys() == {2}
-    assert rejected(third).keys() <= {2}
+    first, second = records
+    assert [record["status"] for record in records] == ["stepped"] * 2
+    assert sorted(who(first)) == [0, 1, 2, 3]
+    assert rejected(first).keys() == {2}
+    assert {*who(second)} - rejected(second).keys() == {0, 1, 3}
     assert all(c["weight"] is None for record in records for c in record["clients"])
 
     start = {"weight": np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)}
     expected = replay(records, Trained(), start, optimizer=Momentum(lr=0.5), adapter=Glad())
-    tensors, _ = checkpoint.read(out / "checkpoints" / "000003.safetensors")
+    tensors, _ = checkpoint.read(out / "checkpoints" / "000002.safetensors")
     # 4 clients, each off by 2^-33 over Σw = 46, is far below what float32 tells apart.
     assert np.allclose(tensors["params/weight"], expected["weight"], rtol=0, atol=1e-6)
 
