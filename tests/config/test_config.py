@@ -16,6 +16,7 @@ from fedglad.adapters import Adapter, Glad
 from fedglad.config.schema import (
     DEFAULTS,
     FORMAT,
+    KEEPING,
     PRESETS,
     REGISTRIES,
     YOUNGER_KEYS,
@@ -578,7 +579,11 @@ def test_the_hash_ignores_the_engine_and_who_watches_and_nothing_else():
         assert load("digits", {"engine": engine})[1].hash() == config.hash()
     changed = {config.hash()}
     count = 1
-    for key in ("rounds", "seed", "eval_every", "checkpoint_every", *YOUNGER_KEYS):
+    keeping = {"keep_checkpoints": 3, "keep_every": 7, "keep_best": True}  # checkpoints, no result
+    assert keeping.keys() == KEEPING.keys()
+    assert load("digits", keeping)[1].hash() == config.hash()
+    others = [key for key in YOUNGER_KEYS if key not in KEEPING]
+    for key in ("rounds", "seed", "eval_every", "checkpoint_every", *others):
         changed.add(load("digits", {key: getattr(config, key) + 1})[1].hash())
         count += 1
     for section, settings in config.sections.items():

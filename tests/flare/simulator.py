@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ class Job:
     controller: Mapping[str, Any]
     executor: Mapping[str, Any] = field(default_factory=dict[str, Any])
     persistor: Mapping[str, Any] | None = None
+    others: Sequence[Mapping[str, Any]] = ()
     path: str = "fedglad.nvflare.FedGLAD"
 
     def write(self) -> Path:
@@ -34,7 +35,7 @@ class Job:
             "format_version": 2,
             "server": {"task_request_interval": 0.2},  # seconds after which a site asks again
             "workflows": [{"id": "controller", "path": self.path, "args": dict(self.controller)}],
-            "components": components,
+            "components": [*components, *self.others],
         }
         executor = {"path": "sites.Site", "args": dict(self.executor)}
         client = {"format_version": 2, "executors": [{"tasks": ["*"], "executor": executor}]}

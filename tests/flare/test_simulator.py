@@ -25,6 +25,11 @@ pytestmark = pytest.mark.slow
 
 PERSISTOR = "nvflare.app_opt.pt.file_model_persistor.PTFileModelPersistor"
 TORCH = {"path": PERSISTOR, "args": {"model": {"path": "net.Net", "args": {}}}}
+SELECTOR = {
+    "id": "selector",
+    "path": "nvflare.app_common.widgets.intime_model_selector.IntimeModelSelector",
+    "args": {"key_metric": "accuracy"},
+}
 NUMPY = {
     "path": "nvflare.app_common.np.np_model_persistor.NPModelPersistor",
     "args": {"model": [[1.0, 2.0], [3.0, 4.0]]},
@@ -70,7 +75,8 @@ def play(
 @pytest.fixture(scope="module")
 def whole(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Played:
     """Ten rounds of PyTorch's full weights that nothing disturbs."""
-    return play(python, tmp_path_factory.mktemp("whole"), EVERYTHING, sites=4, persistor=TORCH)
+    place = tmp_path_factory.mktemp("whole")
+    return play(python, place, EVERYTHING, sites=4, persistor=TORCH, others=[SELECTOR])
 
 
 def test_ten_rounds_make_the_model_of_a_plain_server(whole: Played):
@@ -93,6 +99,15 @@ def test_the_persistor_has_the_newest_model(whole: Played):
     (path,) = whole.workspace.rglob("FL_global_model.pt")
     saved = torch.load(path, weights_only=True)
     assert same(saved["model"], whole.model())
+
+
+def test_nvflares_selector_keeps_the_model_that_was_best(whole: Played):
+    # All sites say in every round that what they got has accuracy 0.5, so the first one that the
+    # selector looks at stays: that of the second round, which has been stepped once.
+    (path,) = whole.workspace.rglob("best_FL_global_model.pt")
+    initial = {name: value.numpy() for name, value in Net().state_dict().items()}
+    once = by_hand(initial, whole.records[:1], optimizer=Adam(lr=0.05), adapter=Glad())
+    assert same(torch.load(path, weights_only=True)["model"], once)
 
 
 def test_what_reads_a_runs_folder_reads_this_one(whole: Played):
@@ -212,17 +227,21 @@ def test_a_run_in_which_nothing_was_trained_ends_as_failed(python: Path, tmp_pat
     assert Run(tmp_path / "out").rounds()[0]["status"] == "skipped"
 
 
-def test_without_an_adapter_it_is_nvflares_fedavg(python: Path, tmp_path: Path):
-    ours = play(python, tmp_path, {"num_rounds": 3, "adapter": None}, sites=3, persistor=NUMPY)
+def test_without_an_adapter_a_server_is_nvflares_fedavg(python: Path, tmp_path: Path):
     job = Job(
-        tmp_path / "theirs",
+        tmp_path / "job",
         {"num_clients": 3, "num_rounds": 3},
         persistor=NUMPY,
         path="nvflare.app_common.workflows.fedavg.FedAvg",
     )
-    theirs = Simulation(python, job.write(), 3, tmp_path / "fedavg").wait()
+    theirs = Simulation(python, job.write(), 3, tmp_path / "workspace").wait()
     assert theirs.code == 0, theirs.output[-3000:]
     (path,) = theirs.workspace.rglob("server.npy")
-    model = ours.model()["numpy_key"].numpy()
-    assert np.allclose(np.load(path), model, atol=1e-5)
-    assert not np.allclose(model, [[1, 2], [3, 4]], atol=1e-2)
+    clients = [{"id": f"site-{k}"} for k in (1, 2, 3)]
+    rounds = [
+        {"status": "stepped", "round": t, "clients": clients, "population": 3} for t in range(3)
+    ]
+    initial = {"numpy_key": np.array([[1, 2], [3, 4]], dtype=np.float32)}
+    ours = by_hand(initial, rounds, adapter=None)["numpy_key"].numpy()
+    assert np.allclose(np.load(path), ours, atol=1e-5)
+    assert not np.allclose(ours, initial["numpy_key"], atol=1e-2)

@@ -1,14 +1,17 @@
 """The commands of docs/run.md on the life of a run, as they are printed there."""
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from run_support import start
 from typer.testing import CliRunner
 
 from fedglad.cli import app
-from fedglad.runs import Run
+from fedglad.runs import Run, parts
 from tests.runs.test_own_code import MINE
 
 PAGE = (Path(__file__).parents[2] / "docs/run.md").read_text("utf-8")
@@ -30,10 +33,34 @@ def test_the_page_has_these_chapters_with_their_commands():
     assert {name: len(commands) for name, commands in COMMANDS.items()} == {
         "More rounds": 4,
         "What a finished run keeps": 2,
+        "Long runs": 3,
         "A warm start": 2,
         "Testing without training": 3,
         "Code that was edited": 4,
     }
+
+
+def test_the_chapter_on_long_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(parts, "LIMIT", 5000)
+    quick = ("--set", "engine.name=serial", "--set", "client.epochs=1", "--set", "rounds=8")
+    often = (*quick, "--set", "model.name=softmax", "--set", "model.features=64")
+    runs: list[Path] = []
+    for line, stay in zip(COMMANDS["Long runs"], (5, 2, 2), strict=True):
+        runs.append(Path(f"runs/{len(runs)}"))
+        say(line, *often, "--set", "checkpoint_every=1", "--out", str(runs[-1]))
+        saved = len(list(runs[-1].glob("checkpoints/*.json")))
+        assert saved in (stay, stay + 1)  # the best may be one of the last
+    shutil.move(runs[0], "runs/mine")
+    assert list(Path("runs/mine/rounds").iterdir())
+    (snippet,) = re.findall(r"```python\n(.*?)```", LIFE.partition("### Long runs")[2], re.S)[:1]
+    names: dict[str, Any] = {}
+    exec(snippet, names)
+    assert names["losses"] == [one["train_loss"] for one in Run(Path("runs/mine")).rounds()]
+    whole = subprocess.run(
+        "zcat rounds/*.gz | cat - rounds.jsonl", shell=True, cwd="runs/mine", capture_output=True
+    )
+    assert len(whole.stdout.splitlines()) == len(names["losses"]) == 8
 
 
 def test_all_of_them_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

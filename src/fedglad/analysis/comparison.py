@@ -29,7 +29,16 @@ from fedglad.config.presets import shortened
 from fedglad.config.schema import parse_value
 from fedglad.records import ACCURACY, Score
 from fedglad.runs.line import clean, number
-from fedglad.runs.reader import CHANGED, Lines, Run, RunError, objects, run_folders, skipped_of
+from fedglad.runs.reader import (
+    BULK,
+    CHANGED,
+    Lines,
+    Run,
+    RunError,
+    objects,
+    run_folders,
+    skipped_of,
+)
 from fedglad.runs.scores import Number, score_of
 from fedglad.runs.summary import best_round, disagreement, figures
 from fedglad.runs.twins import KINDS, kind_of, made_of
@@ -458,10 +467,11 @@ def _read(
         if where and not wanted.takes(settings_of(config, summary)):
             continue
         if summary is None:
-            rounds = f"{len(run.rounds())} of {config.get('rounds', '?')} rounds"
+            rounds = f"{run.count()} of {config.get('rounds', '?')} rounds"
             notes.append(f"{run.folder} is left out: unfinished, {rounds}")
             continue
-        lines = run.lines()
+        # Clients say how much was sent until the target was reached.
+        lines = run.lines(without=BULK if target is None else ("tensors", "groups"))
         records = objects(lines.records)
         summary, doubts = _believed(run, config, summary, lines)
         notes += [f"{run.folder}: {doubt}" for doubt in doubts]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from fedglad.config.keys import SEEDS, flat, label
-from fedglad.config.schema import FORMAT, ConfigError, find, younger
+from fedglad.config.schema import FORMAT, KEEPING, ConfigError, find, younger
 from fedglad.runs.twins import KINDS, kind_of, replaces, words_of
 
 KEYS = 4  # in a label, if so many distinguish the groups
@@ -136,7 +136,7 @@ def settings_of(
     """
     versions = {"format": FORMAT} if summary is None else summary.get("versions")
     made = versions.get("format", 1) if isinstance(versions, Mapping) else 1
-    tree = {**younger(), **config}
+    tree = {key: v for key, v in {**younger(), **config}.items() if key not in KEEPING}
     if isinstance(data := config.get("data"), Mapping):
         tree["data"] = {"validation": 0.0, **data}
     if summary is not None and isinstance(code := summary.get("code"), Mapping):

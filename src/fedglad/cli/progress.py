@@ -14,6 +14,7 @@ from fedglad.cli.console import complain, console, escape, say
 from fedglad.records import ACCURACY, Record, Round, Score
 from fedglad.runs.control import Controls
 from fedglad.runs.folder import Interrupted, Run
+from fedglad.runs.reader import BULK
 from fedglad.runs.scores import Number
 from fedglad.runs.sweeping import DONE, ENDS, Event, Task
 
@@ -212,7 +213,7 @@ def _own(
 
 def last_tests(run: Run) -> str:
     """Which tests the result of a run is the mean of, at most ten."""
-    rounds = run.rounds()
+    rounds = run.rounds(without=BULK)
     tests = sum(one.get(f"test_{run.score.name}") is not None for one in rounds)
     what = "round" if tests == len(rounds) else "test"
     if tests >= 10:

@@ -93,7 +93,13 @@ YOUNGER = {
 }
 """Sections that files of before do not have, and what their runs had in the place of it."""
 
-YOUNGER_KEYS = {"eval_clients": 0, "eval_clients_every": 10, "stop_after": 0, "max_seconds": 0.0}
+KEEPING = {"keep_checkpoints": 2, "keep_every": 0, "keep_best": False}
+"""Keys that change no result, and so no run's hash: which checkpoints stay."""
+
+YOUNGER_KEYS = {
+    **{"eval_clients": 0, "eval_clients_every": 10, "stop_after": 0, "max_seconds": 0.0},
+    **KEEPING,
+}
 """Keys outside of all sections that files of before do not have; with these values nothing is other
 than it was then, nor is a run's hash."""
 
@@ -173,12 +179,19 @@ class Config:
         int, "tested rounds without a better validation score that end the run; 0: none do"
     ] = 0
     max_seconds: Annotated[float, "all rounds together, then the run ends; 0: no limit"] = 0.0
+    keep_checkpoints: Annotated[int, "checkpoints that stay: the last so many"] = 2
+    keep_every: Annotated[int, "and those of every so many rounds; 0: none"] = 0
+    keep_best: Annotated[bool, "and that of the best round by its score"] = False
     sections: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
         for name in _top_fields():
             value: Any = getattr(self, name)
             if (name, value) == ("eval_clients", "all"):
+                continue
+            if name == "keep_best":
+                if not isinstance(value, bool):
+                    raise ConfigError(f"{name} = {value!r}: must be true or false")
                 continue
             number = (int, float) if name == "max_seconds" else int
             if not isinstance(value, number) or isinstance(value, bool) or value != value:
@@ -421,7 +434,7 @@ class Config:
         if not getattr(_itself(self.sections.get("filter")), "needs_trust", False):
             tree.pop("trust", None)
         for name, default in YOUNGER_KEYS.items():
-            if tree[name] == default:
+            if tree[name] == default or name in KEEPING:
                 del tree[name]
         if getattr(_itself(self.sections.get("sampler")), "largest_cohort", 0) > POSITIONS:
             tree["blocks"] = POSITIONS  # they were not summed by blocks before there were any

@@ -9,6 +9,7 @@ checkpoint finds the memories of that moment.
 import re
 import shutil
 import tempfile
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,12 +122,13 @@ class Memories:
         self._fresh.clear()
         self._saved = self._settled
 
-    def prune(self, oldest: int) -> None:
-        """Drops what no checkpoint from round `oldest` on can ask for."""
+    def prune(self, oldest: int, kept: Collection[int] = ()) -> None:
+        """Drops what no checkpoint from round `oldest` on can ask for, nor those kept before it."""
         for client in tuple(self._several):
             versions = self._versions[client]
-            while len(versions) > 1 and versions[1] <= oldest:
-                self._path(client, versions.pop(0)).unlink(missing_ok=True)
+            first, *needed = (bisect_right(versions, done) - 1 for done in (oldest, *kept))
+            for place in sorted(set(range(first)) - set(needed), reverse=True):
+                self._path(client, versions.pop(place)).unlink(missing_ok=True)
             if len(versions) == 1:
                 self._several.discard(client)
 

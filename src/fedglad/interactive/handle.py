@@ -308,7 +308,7 @@ class RunHandle:
                     on_lost=lambda lost: warnings.warn(lost, stacklevel=2),
                 )
             except Interrupted:
-                done = len(self._run.rounds())
+                done = self._run.count()
                 text = f"stopped after {done} of {config.rounds} rounds, all saved: {self._way_on}"
                 raise self._on(Interrupted(text)) from None
             except RunError as error:

@@ -71,8 +71,12 @@ class Live:
                 self._metrics = metrics.Metrics()
             new = [record for record in rounds if record["round"] >= self._metrics.rounds]
             for record in new:
-                self._metrics.add(record, (self.run.folder / "rounds.jsonl").stat().st_mtime)
+                self._metrics.add(record, self._written())
             return self._metrics.text()
+
+    def _written(self) -> float:
+        path = self.run.folder / "rounds.jsonl"  # which somebody may have removed beside its parts
+        return (path if path.is_file() else self.run.folder).stat().st_mtime
 
 
 class Server(ThreadingHTTPServer):

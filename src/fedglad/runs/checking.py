@@ -4,19 +4,24 @@ import json
 import reprlib
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fedglad.core import checksums, files
 from fedglad.core.memory import as_pairs, path_of, problem_of
+from fedglad.runs.line import parse
 from fedglad.runs.models import file_of, named
+from fedglad.runs.parts import PACKED, Part, opened, stale
 from fedglad.runs.reader import (
     BEST,
+    BULK,
     CLIENT_SCORES,
     CONTROL_FILE,
     MODELS,
+    ROUNDS_FILE,
+    Lines,
     Run,
     RunError,
     objects,
@@ -96,7 +101,7 @@ def _files(run: Run) -> Iterator[CheckedFile]:
             yield _small(folder, name)
     states = sorted((folder / "checkpoints").glob("*.json"))
     rounds = max((int(path.stem) for path in states if path.stem.isdigit()), default=0)
-    yield _records(run, rounds)
+    yield from _records(run, rounds)
     yield from _client_scores(run)
     if (folder / "summary.json").exists():
         yield from _summary(run)
@@ -121,22 +126,61 @@ def _small(folder: Path, name: str) -> CheckedFile:
     return CheckedFile(name, state, "its checksum does not match" if state == "damaged" else "")
 
 
-def _records(run: Run, needed: int) -> CheckedFile:
-    """rounds.jsonl; `needed` is the round of the last checkpoint, which must be in it."""
-    name = "rounds.jsonl"
-    if not (run.folder / name).is_file():
-        begun = needed or (run.folder / "summary.json").exists()
-        return CheckedFile(name, "missing" if begun else "good", "no round is recorded")
+def _records(run: Run, needed: int) -> Iterator[CheckedFile]:
+    """rounds.jsonl and its parts; `needed` is the round of the last checkpoint, to be in them."""
+    path = run.folder / ROUNDS_FILE
     try:
-        lines = run.lines()
+        lines = run.lines(without=BULK)
+        with opened(path) as parts:
+            yield from _parts(parts[:-1], lines)
+            for part in stale(path):
+                yield CheckedFile(part.name, "left behind", f"{ROUNDS_FILE} has its rounds")
+            broken = lines.damage and lines.name in [part.name for part in parts[:-1]]
+            damage = _damage(parts[-1]) if broken else ""
     except OSError as error:
-        return CheckedFile(name, "damaged", str(error))
+        yield CheckedFile(ROUNDS_FILE, "damaged", str(error))
+        return
+    if not path.is_file():
+        begun = needed or lines.records or (run.folder / "summary.json").exists()
+        yield CheckedFile(ROUNDS_FILE, "missing" if begun else "good", "no round is recorded")
+    elif broken:
+        detail = damage or f"what comes before it is damaged ({lines.name})"
+        yield CheckedFile(ROUNDS_FILE, "damaged" if damage else "good", detail)
+    else:
+        yield _rounds(lines, needed)
+
+
+def _parts(parts: Sequence[Part], lines: Lines) -> Iterator[CheckedFile]:
+    """The compressed parts of rounds.jsonl; `lines` are read up to the first that is damaged."""
+    read = True
+    for part in parts:
+        detail = "" if read else _damage(part)
+        if lines.damage and lines.name == part.name:
+            detail, read = f"line {lines.damaged} {lines.wrong}", False
+        state = "damaged" if detail else "good"
+        yield CheckedFile(part.name, state, detail or f"rounds: {part.first} to {part.last}")
+
+
+def _damage(part: Part) -> str:
+    """What is wrong with a part by itself; empty if nothing is."""
+    try:
+        for number, line in enumerate(part.lines(), start=1):
+            if checksums.verify(line) == "damaged" or not isinstance(parse(line), dict):
+                return f"line {number} has a wrong checksum, or is not JSON"
+    except PACKED as error:
+        return f"it cannot be unpacked ({error})"
+    return ""
+
+
+def _rounds(lines: Lines, needed: int) -> CheckedFile:
+    """rounds.jsonl, by all lines."""
+    name = ROUNDS_FILE
     records = objects(lines.records)
     numbers = [record.get("round") for record in records]
     place = next((k for k, number in enumerate(numbers) if number != k), len(lines.records))
     count = f"rounds: {len(numbers)}"
     if lines.damage:
-        what = lines.damage.removeprefix("rounds.jsonl is damaged: ")
+        what = lines.damage.removeprefix(f"{name} is damaged: ")
         return CheckedFile(name, "damaged", f"{what}; {len(numbers)} rounds come before it")
     if place < len(lines.records):
         return CheckedFile(name, "damaged", f"line {place + 1} is not that of round {place}")
@@ -154,7 +198,8 @@ def _records(run: Run, needed: int) -> CheckedFile:
 def _client_scores(run: Run) -> Iterator[CheckedFile]:
     """client_scores.jsonl of a run that has it, or should by its records."""
     try:
-        needed = [r["round"] for r in run.rounds() if "client_scores" in r and "round" in r]
+        rounds = run.iter_rounds(without=BULK)
+        needed = [r["round"] for r in rounds if "client_scores" in r and "round" in r]
         if not (run.folder / CLIENT_SCORES).is_file():
             if needed:
                 yield CheckedFile(CLIENT_SCORES, "missing", "rounds.jsonl names its scores")
@@ -185,7 +230,7 @@ def _summary(run: Run) -> Iterator[CheckedFile]:
     models: dict[str, str] = {}
     try:
         summary = run.summary or {}
-        wrong = disagreement(summary, run.rounds())
+        wrong = disagreement(summary, run.rounds(without=BULK))
         models = _models(summary)
     except (RunError, OSError, ValueError, TypeError) as error:
         wrong = str(error)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +15,58 @@ from fedglad.config.schema import FORMAT
 from fedglad.core import checkpoint, checksums, files
 from fedglad.core.memory import Memories
 from fedglad.runs.folder import Records, Run, RunError
+from fedglad.runs.line import number
 from fedglad.runs.models import UNUSABLE, Best
-from fedglad.runs.reader import CLIENT_SCORES, Lines, objects
+from fedglad.runs.parts import cut
+from fedglad.runs.reader import BULK, CLIENT_SCORES, ROUNDS_FILE, Lines, objects
 from fedglad.simulation.driver import Driver
 from fedglad.trust import Alarm
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-KEPT = 2  # checkpoints: the last, and one before it in case the last is damaged
+
+@dataclass(frozen=True, kw_only=True)
+class Keep:
+    """Which checkpoints of a run stay: the last ones, and if wanted those of every k-th round, and
+    that of the best round.
+
+    One before the last is there in case that is damaged. Rounds are counted from 1, as checkpoints
+    are named. The best is that with the greatest score among those that have one; of equals, the
+    first.
+
+    >>> scores = {10: 0.5, 20: 0.75, 30: None, 40: 0.75, 50: 0.25, 60: 0.5}
+    >>> sorted(Keep(last=2).of(scores)), sorted(Keep(last=1, every=30, best=True).of(scores))
+    ([50, 60], [20, 30, 60])
+    """
+
+    last: int = 2
+    every: int = 0
+    best: bool = False
+
+    def __post_init__(self) -> None:
+        if self.last < 1 or self.every < 0:
+            raise ValueError(
+                f"last={self.last}, every={self.every}: at least the last checkpoint stays, and "
+                "every=0 keeps no others"
+            )
+
+    @property
+    def lasting(self) -> bool:
+        """Whether there are checkpoints that are meant to stay when others come."""
+        return self.every > 0 or self.best
+
+    def due(self, done: int) -> bool:
+        """Whether the checkpoint after so many rounds is one of every k-th."""
+        return self.every > 0 and done % self.every == 0
+
+    def of(self, scores: Mapping[int, float | None]) -> set[int]:
+        """Those that stay of the checkpoints after so many rounds, each with its score."""
+        rounds = sorted(scores)
+        tested = {done: v for done in rounds if (v := scores[done]) is not None}
+        best = {max(tested, key=lambda done: tested[done])} if self.best and tested else set[int]()
+        return {*rounds[-self.last :], *filter(self.due, rounds), *best}
+
 
 WAY_OUT = "choose another --out, or replace the run with --force"
 
@@ -60,7 +105,7 @@ def restore(
         if on_lost:
             on_lost(lost)
 
-    lines, lacking, memories = run.lines(), "", dict[str, Any]()
+    lines, lacking, memories = run.lines(without=BULK), "", dict[str, Any]()
     by_client = run.lines(CLIENT_SCORES)
     records, beginning = objects(lines.records), driver.state()
     paths = _checkpoints(folder)
@@ -111,12 +156,9 @@ def restore(
     places = {store: place for place, store in _places(run.folder, driver).items()}
     for store in driver.stores:
         store.restore(driver.t, memories.get(places.get(store, "")) if driver.t else None)
-    text = b"".join(line + b"\n" for line in lines.raw[: driver.t])
-    files.write_text(run.folder / "rounds.jsonl", text.decode("utf-8", "replace"))
+    cut(run.folder / ROUNDS_FILE, driver.t)
     if os.path.lexists(run.folder / CLIENT_SCORES):
-        kept = by_client.raw[: len(_client_rounds(records[: driver.t]))]
-        text = b"".join(line + b"\n" for line in kept)
-        files.write_text(run.folder / CLIENT_SCORES, text.decode("utf-8", "replace"))
+        cut(run.folder / CLIENT_SCORES, len(_client_rounds(records[: driver.t])))
     for path in paths:  # those that are not usable: else they would count among those to be kept
         if int(path.stem) > driver.t:
             path.unlink()
@@ -207,8 +249,15 @@ def save(
     records: Records,
     best: Best | None = None,
     by_client: Records | None = None,
+    *,
+    keep: Keep = Keep(),  # noqa: B008 - it is frozen
+    score: float | None = None,
 ) -> None:
-    """The records first, then the tensors, last the small file that makes them a checkpoint."""
+    """The records first, then the tensors, last the small file that makes them a checkpoint.
+
+    Then those are removed that `keep` does not name; `score` is that of the round, of which more is
+    better, for a run that keeps its best.
+    """
     records.sync()
     if by_client:
         by_client.sync()
@@ -221,13 +270,25 @@ def save(
         state["memories"] = {place: store.needed() for place, store in places.items()}
     if best:
         state["best"] = best.save()
+    if keep.best and score is not None and math.isfinite(score):
+        state["score"] = score
     state["tensors"] = checkpoint.checksum(path.with_suffix(".safetensors"))
     files.write_text(path.with_suffix(".json"), checksums.json_with_crc(json.dumps(state)))
-    *old, oldest = _checkpoints(folder)[: -KEPT + 1] or [path]
-    for past in old:
-        past.unlink()
-        past.with_suffix(".safetensors").unlink(missing_ok=True)
+    there = {int(path.stem): path for path in _checkpoints(folder)}
+    stay = keep.of({done: _score(path) if keep.best else None for done, path in there.items()})
+    for done in sorted(there.keys() - stay):
+        there[done].unlink()
+        there[done].with_suffix(".safetensors").unlink(missing_ok=True)
+    older, recent = sorted(stay)[: -keep.last], sorted(stay)[-keep.last :]
     for store in driver.stores:
-        store.prune(int(oldest.stem))
+        store.prune(recent[0], older)
     if best:
         best.prune(_checkpoints(folder))
+
+
+def _score(path: Path) -> float | None:
+    """The score that a checkpoint was saved with."""
+    try:
+        return number(json.loads(path.read_bytes())["score"])
+    except UNUSABLE:
+        return None

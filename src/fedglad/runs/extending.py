@@ -19,8 +19,9 @@ from fedglad.core import files
 from fedglad.core.given import Given
 from fedglad.runs.folder import locked
 from fedglad.runs.own_code import folder_of, other_code
+from fedglad.runs.parts import copy_lines
 from fedglad.runs.pruning import BEST, CHECKPOINTS, MEMORIES
-from fedglad.runs.reader import CLIENT_SCORES, Run, RunError
+from fedglad.runs.reader import CLIENT_SCORES, ROUNDS_FILE, Run, RunError
 
 ENDS: Mapping[str, Any] = {"rounds": 1, "stop_after": 0, "max_seconds": 0.0}
 """The keys that say when a run ends: no round before that depends on them."""
@@ -147,9 +148,9 @@ def begin_from(source: Path, folder: Path, config: Config) -> str:
             if (source / part).is_dir():
                 shutil.rmtree(folder / part, ignore_errors=True)
                 shutil.copytree(source / part, folder / part, copy_function=_share)
-        for name in ("rounds.jsonl", CLIENT_SCORES):
+        for name in (ROUNDS_FILE, CLIENT_SCORES):
             if (source / name).is_file():
-                files.write_text(folder / name, (source / name).read_text("utf-8", "replace"))
+                copy_lines(source / name, folder / name)
         (folder / CHECKPOINTS).mkdir(exist_ok=True)
         for done in rounds:  # the small file makes it a checkpoint
             for kind in (".safetensors", ".json"):

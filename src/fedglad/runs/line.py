@@ -6,7 +6,12 @@ and `crc`, that of this line up to there. So a changed line shows, and one that 
 
 import json
 import re
+import sys
+from array import array
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from math import nan
 from typing import Any, cast
 
 from fedglad.core import checksums
@@ -38,6 +43,45 @@ NUMBERS = {
     "gsi_unfiltered": (1e-9, 1e9),
 }
 """The range of each; a GSI is capped at 1000 where it is made."""
+
+
+FIGURES = ("gsi", "baseline", "scale")
+"""Of a group, in its record."""
+
+
+class Groups(Mapping[str, dict[str, float | None]]):
+    """The groups of a round as in its record, in a tenth of a dict's memory: 24 bytes a group.
+
+    >>> groups = Groups({"a": {"gsi": 2.0, "baseline": None, "scale": 0.5}})
+    >>> groups["a"], groups == {"a": {"gsi": 2.0, "baseline": None, "scale": 0.5}}
+    ({'gsi': 2.0, 'baseline': None, 'scale': 0.5}, True)
+    """
+
+    def __init__(self, groups: Mapping[str, Mapping[str, float | None]]) -> None:
+        self._place = _places(tuple(groups))
+        given = (row[figure] for row in groups.values() for figure in FIGURES)
+        self._values = array("d", (nan if value is None else value for value in given))
+
+    def __getitem__(self, name: str) -> dict[str, float | None]:
+        place = self._place[name] * len(FIGURES)
+        values = self._values[place : place + len(FIGURES)]
+        known = (None if value != value else value for value in values)
+        return dict(zip(FIGURES, known, strict=True))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._place)
+
+    def __len__(self) -> int:
+        return len(self._place)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+@lru_cache(100)
+def _places(names: tuple[str, ...]) -> dict[str, int]:
+    """The place of each name, which all rounds of a run share."""
+    return {name: place for place, name in enumerate(names)}
 
 
 @dataclass
@@ -245,7 +289,7 @@ def _flags(raw: Any, bad: list[str]) -> list[str]:
 def client_id(raw: Any) -> int | str | None:
     """Who a client is; None for what is no id."""
     if isinstance(raw, str):
-        return text(raw, 100)
+        return sys.intern(text(raw, 100))
     if isinstance(raw, int) and not isinstance(raw, bool) and abs(raw) < 2**128:
         return raw if abs(raw) < 2**53 else str(raw)  # as far as a browser can count
     return None
@@ -262,7 +306,7 @@ def _groups(raw: Any, bad: list[str]) -> dict[str, dict[str, float | None]]:
         gsi, baseline = (
             _checked(group.get(key), 1e-9, 1e9, bad, "groups") for key in ("gsi", "baseline")
         )
-        groups[text(name)] = {"gsi": gsi, "baseline": baseline, "scale": scale}
+        groups[sys.intern(text(name))] = {"gsi": gsi, "baseline": baseline, "scale": scale}
     return groups
 
 

@@ -11,9 +11,11 @@ import json
 import math
 import os
 import shutil
+import sys
 import tomllib
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -22,11 +24,13 @@ import numpy as np
 
 from fedglad.core import checksums
 from fedglad.records import Score
-from fedglad.runs.line import NOT_NEXT, ROUNDS, Chain, clean, client_id, number, parse, text
+from fedglad.runs.line import NOT_NEXT, ROUNDS, Chain, Groups, clean, client_id, number, parse, text
+from fedglad.runs.parts import PACKED, Part, found, opened, read_lines, round_of
 from fedglad.runs.scores import score_of
 from fedglad.runs.twins import fits, is_entry
 
-FILES = ("config.toml", "rounds.jsonl", "summary.json")
+ROUNDS_FILE = "rounds.jsonl"
+FILES = ("config.toml", ROUNDS_FILE, "summary.json")
 """One of them makes a folder a run's."""
 
 CONTROL_FILE = "control.json"
@@ -39,9 +43,12 @@ MODELS = tuple(f"{which}.safetensors" for which in ("model", "averaged", "best",
 BEST = "best"
 """Where the best models up to a checkpoint lie."""
 
-WRITTEN = ("config.toml", "labels.json", "rounds.jsonl", CLIENT_SCORES, "summary.json", *MODELS)
-WRITTEN_INTO = ("checkpoints", "memories", BEST)
+WRITTEN = ("config.toml", "labels.json", ROUNDS_FILE, CLIENT_SCORES, "summary.json", *MODELS)
+WRITTEN_INTO = ("checkpoints", "memories", "rounds", BEST)
 """All that a run writes into its folder, but its log: files, and folders."""
+
+BULK = ("tensors", "groups", "clients")
+"""The fields that are most of a round's record."""
 
 CHANGED = "config.toml was changed after the run wrote it: its checksum does not match"
 NAMED = 8  # round numbers in a sentence
@@ -59,18 +66,17 @@ class RunError(RuntimeError):
 class Lines:
     """The lines of rounds.jsonl, or of another such file, up to the first that is damaged.
 
-    `damaged` is the number of that line, counted from 1, and `wrong` says what is wrong with it;
-    `cut_off` says that it is the last and has no end, so that a crash, or a run that is writing it,
-    explains it. `sealed` is how many of the good ones have a checksum.
+    `damaged` is the number of that line, counted from 1 in the file or part `name`, and `wrong`
+    says what is wrong with it; `cut_off` says that it is the last and has no end, so that a crash,
+    or a run that is writing it, explains it. `sealed` is how many of the good ones have a checksum.
     """
 
     records: list[Any]
-    raw: list[bytes]
     sealed: int = 0
     damaged: int | None = None
     wrong: str = ""
     cut_off: bool = False
-    name: str = "rounds.jsonl"
+    name: str = ROUNDS_FILE
 
     @property
     def damage(self) -> str:
@@ -78,6 +84,76 @@ class Lines:
         if self.damaged is None or self.cut_off:
             return ""
         return f"{self.name} is damaged: line {self.damaged} {self.wrong}"
+
+
+class _Pass:
+    """One pass over the lines of a file and of its parts, up to the first that is damaged.
+
+    `end` is then the same as `Lines` without records.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.end = Lines([], name=path.name)
+
+    def __iter__(self) -> Iterator[Any]:
+        chain = Chain()
+        held: list[Any] = []  # the last record waits for what the next line says of it
+        last: Part | None = None
+        before = self.path.name, 0
+        with opened(self.path) as parts:
+            for part, number, line, wrong in _numbered(parts):
+                where, trusted = (part.name, number), chain.last_sealed
+                record = None
+                if not wrong:
+                    record, wrong = chain.read(line.removesuffix(b"\n"))
+                cut_off = bool(wrong) and not part.packed and not line.endswith(b"\n")
+                expected = last.last + 1 if last else 0
+                if part is not last and (lost := _lost(part, record, expected, wrong, chain)):
+                    wrong = f"{NOT_NEXT}: {lost}"
+                elif wrong == NOT_NEXT and not trusted:  # it is the line before that was changed
+                    held, where, cut_off = [], before, False
+                    wrong = "is not the one that the next line was written after"
+                if wrong:
+                    name, number = where
+                    self.end = Lines([], chain.sealed, number, wrong, cut_off, name)
+                    break
+                yield from held
+                held, before, last = [record], where, part
+            else:
+                self.end = Lines([], chain.sealed, name=self.path.name)
+        yield from held
+
+
+def _numbered(parts: Iterable[Part]) -> Iterator[tuple[Part, int, bytes, str]]:
+    """Each line with its part and its number there; as the last one, that it cannot be read."""
+    for part in parts:
+        number = 0
+        try:
+            for number, line in enumerate(part.lines(), start=1):
+                yield part, number, line, ""
+        except PACKED as error:
+            yield part, number + 1, b"", f"cannot be unpacked ({text(str(error), 80)})"
+            return
+
+
+def _lost(part: Part, record: Any, expected: int, wrong: str, chain: Chain) -> str:
+    """Which rounds are missing before the first line of a part; empty if it does not say so."""
+    first = part.first if part.packed else round_of(record) or 0
+    unchained = not wrong and not chain.last_sealed and expected > 0
+    if first <= expected or not (wrong == NOT_NEXT or unchained):
+        return ""
+    return (
+        f"{_rounds(expected + 1, first)} before it {'are' if first > expected + 1 else 'is'} gone"
+    )
+
+
+def _rounds(first: int, last: int) -> str:
+    """
+    >>> _rounds(11, 20), _rounds(3, 3)
+    ('rounds 11 to 20', 'round 3')
+    """
+    return f"rounds {first} to {last}" if last > first else f"round {first}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,11 +202,18 @@ class RunView:
 
 @dataclass
 class _Seen:
-    """The lines of rounds.jsonl that were read so far."""
+    """The lines of rounds.jsonl and of its parts that were read so far.
+
+    Lines are counted over all parts; `offset` is in the part that is read, and `starts` has the
+    number of lines before each part up to it.
+    """
 
     lines: int = 0
     offset: int = 0
     tail: bytes = b""
+    starts: list[int] = field(default_factory=lambda: [0])
+    before: list[str] = field(default_factory=list[str])  # signatures of parts that are read
+    torn: dict[int, str] = field(default_factory=dict[int, str])  # parts of which the rest is lost
     records: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     damaged: list[int] = field(default_factory=list[int])
     not_next: list[int] = field(default_factory=list[int])
@@ -139,6 +222,53 @@ class _Seen:
 
     def forget(self) -> None:
         vars(self).update(vars(_Seen()))
+
+    def by_part(
+        self, lines: Iterable[int], names: Sequence[str]
+    ) -> Iterator[tuple[str, list[int]]]:
+        """The numbers of lines as they are counted within each part, by its name."""
+        numbers: dict[int, list[int]] = {}
+        for line in lines:
+            place = bisect_left(self.starts, line) - 1
+            numbers.setdefault(place, []).append(line - self.starts[place])
+        return ((names[place], found) for place, found in sorted(numbers.items()))
+
+    def goes_on(self, parts: Sequence[Part]) -> bool:
+        """Whether all that was read is still there; steps over a part to which it has moved."""
+        done = len(self.before)
+        if len(parts) <= done or self.before != [part.signature for part in parts[:done]]:
+            return False
+        if not self.offset:
+            return True
+        with parts[done].open() as file:
+            try:
+                size = file.seek(0, os.SEEK_END)
+                if parts[done].packed and size < self.offset:
+                    # All lines but the last have moved there since, and what comes next has that.
+                    self.next(parts[done].signature, lines=1, offset=self.offset - size)
+                    return self.goes_on(parts)
+                file.seek(self.offset - len(self.tail))
+                return file.read(len(self.tail)) == self.tail
+            except PACKED:
+                return False
+
+    def read(self, part: Part) -> bytes:
+        """What is new in a part; half a line at its end is returned, and not kept."""
+        with part.open() as file:
+            file.seek(self.offset)
+            for line in read_lines(file):
+                if not line.endswith(b"\n"):
+                    return line
+                self.add(line[:-1])
+                self.offset += len(line)
+                self.tail = (self.tail + line)[-TAIL:] if len(line) < TAIL else line[-TAIL:]
+        return b""
+
+    def next(self, signature: str, *, lines: int = 0, offset: int = 0) -> None:
+        """Goes on with the next part, of which so many lines and bytes are known already."""
+        self.before.append(signature)
+        self.starts.append(self.lines - lines)
+        self.offset, self.tail = offset, self.tail[-offset:] if offset else b""
 
     def add(self, line: bytes) -> None:
         self.lines += 1
@@ -152,6 +282,7 @@ class _Seen:
         if wrong:
             self.not_next.append(self.lines)
         record, bad = checked
+        record["groups"] = Groups(record["groups"])
         self.records.append(record)
         for name in dict.fromkeys(bad):
             self.bad.setdefault(name, []).append(record["round"])
@@ -208,37 +339,41 @@ class Run:
         summary.pop("crc", None)
         return summary
 
-    def lines(self, name: str = "rounds.jsonl") -> Lines:
-        """The lines of rounds.jsonl in one reading, and where they end; none if it is not there."""
-        path = self.folder / name
-        data = path.read_bytes() if path.is_file() else b""  # a pipe would keep us waiting for ever
-        records, raw, chain = list[Any](), list[bytes](), Chain()
-        lines = data.removesuffix(b"\n").split(b"\n") if data else []
-        for place, line in enumerate(lines, start=1):
-            trusted = chain.last_sealed
-            record, wrong = chain.read(line)
-            if wrong:
-                if wrong == NOT_NEXT and not trusted:  # then it is the line before that was changed
-                    records, raw, place = records[:-1], raw[:-1], place - 1
-                    wrong = "is not the one that the next line was written after"
-                cut_off = place == len(lines) and not data.endswith(b"\n")
-                return Lines(records, raw, chain.sealed, place, wrong, cut_off, name)
-            records.append(record)
-            raw.append(line)
-        return Lines(records, raw, chain.sealed, name=name)
+    def lines(self, name: str = ROUNDS_FILE, *, without: Collection[str] = ()) -> Lines:
+        """The lines of rounds.jsonl in one reading, and where they end; none if it is not there.
+
+        Fields that are left out take no memory: `tensors`, `groups` and `clients` are most of it.
+        """
+        reading = _Pass(self.folder / name)
+        records = [_slim(record, without) for record in reading]
+        return replace(reading.end, records=records)
 
     def client_scores(self) -> list[dict[str, Any]]:
         """The scores of single clients by round: `round`, `ids`, `scores`, `averaged_scores`."""
         return objects(self.lines(CLIENT_SCORES).records)
 
-    def rounds(self) -> list[dict[str, Any]]:
-        """The rounds recorded so far, up to a line that is damaged or was cut off by a crash."""
-        return objects(self.lines().records)
+    def rounds(self, *, without: Collection[str] = ()) -> list[dict[str, Any]]:
+        """The rounds recorded so far, up to a line that is damaged or was cut off by a crash.
+
+        Fields that are left out take no memory: `tensors`, `groups` and `clients` are most of it.
+        """
+        return list(self.iter_rounds(without=without))
+
+    def count(self) -> int:
+        """How many rounds are recorded."""
+        return sum(1 for _ in self.iter_rounds())
+
+    def iter_rounds(self, *, without: Collection[str] = ()) -> Iterator[dict[str, Any]]:
+        """The same one after the other, for who needs each of them once."""
+        for record in _Pass(self.folder / ROUNDS_FILE):
+            if not isinstance(record, dict):
+                return
+            yield _slim(cast(dict[str, Any], record), without)
 
     @property
     def score(self) -> Score:
         """The metric that its task is judged by; accuracy, where nothing else is recorded."""
-        return score_of(self.rounds(), self.summary)
+        return score_of(self.iter_rounds(without=BULK), self.summary)
 
     @property
     def config_changed(self) -> bool:
@@ -251,7 +386,7 @@ class Run:
     @property
     def skipped(self) -> str:
         """That at least half of the rounds were skipped, and why the last one; empty if not."""
-        return skipped_of(self.summary or {}, self.rounds())
+        return skipped_of(self.summary or {}, self.rounds(without=BULK))
 
     def controls(self, config: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The entries of control.json that are true of a run with this configuration."""
@@ -329,6 +464,7 @@ class Run:
                 parts.append(f"{stat.st_size:x}.{stat.st_mtime_ns:x}.{stat.st_ino:x}")
             except OSError:
                 parts.append("-")
+        parts += [f"{part.first:x}.{part.last:x}" for part in found(self.folder / ROUNDS_FILE)]
         return "_".join(parts)
 
     def _config(self, missing: list[str]) -> dict[str, Any]:
@@ -364,14 +500,13 @@ class Run:
         return held
 
     def _rounds(self, missing: list[str], *, waiting: bool) -> list[dict[str, Any]]:
-        path = self.folder / "rounds.jsonl"
-        rest = b""
+        path = self.folder / ROUNDS_FILE
+        rest, names = b"", [ROUNDS_FILE]
         try:
-            if path.is_file():
-                rest = self._go_on(path)
-            else:
-                self._seen.forget()
-                missing.append(f"{_absent(path)}: no round is recorded")
+            rest, names = self._go_on(path)
+            if not path.is_file():
+                none = "no round is recorded" if len(names) == 1 else "its rounds are not known"
+                missing.append(f"{_absent(path)}: {none}")
         except OSError as error:
             self._seen.forget()
             missing.append(f"rounds.jsonl cannot be read ({error.strerror})")
@@ -383,11 +518,15 @@ class Run:
         if last.damaged and waiting:
             damaged.pop()
             missing.append("the last line of rounds.jsonl is half written, and left out")
-        if damaged:
-            missing.append(f"rounds.jsonl is damaged in {_these('line', damaged)}: left out")
-        if not_next := seen.not_next + last.not_next:
+        for place, why in seen.torn.items():
+            many = seen.starts[place + 1] - seen.starts[place]
+            after = f"after line {many}, the rest" if many else "from its start on, it"
+            missing.append(f"{names[place]} is damaged {after} is left out: {why}")
+        for name, numbers in seen.by_part(damaged, names):
+            missing.append(f"{name} is damaged in {_these('line', numbers)}: left out")
+        for name, numbers in seen.by_part(seen.not_next + last.not_next, names):
             missing.append(
-                f"rounds.jsonl is damaged before {_these('line', not_next)}: lines were removed, "
+                f"{name} is damaged before {_these('line', numbers)}: lines were removed, "
                 "changed or moved"
             )
         for name in {**seen.bad, **last.bad}:
@@ -414,26 +553,30 @@ class Run:
             missing.append(f"{CLIENT_SCORES} is damaged at its end: older scores are shown, if any")
         return known[0] if known else {}
 
-    def _go_on(self, path: Path) -> bytes:
+    def _go_on(self, path: Path) -> tuple[bytes, list[str]]:
         """Reads from where it stopped; the part of a line at the end is returned, and not kept.
 
-        From the start if the file is not the one it was: a run that goes on writes it anew.
+        From the start if a file is not the one it was: a run that goes on writes it anew. Beside
+        it the names of all parts.
         """
-        seen = self._seen
-        with open(path, "rb") as file:
-            if seen.offset:
-                file.seek(seen.offset - len(seen.tail))
-                if file.read(len(seen.tail)) != seen.tail:
-                    seen.forget()
-                    file.seek(0)
-            new = file.read()
-        *lines, rest = new.split(b"\n")
-        for line in lines:
-            seen.add(line)
-        done = len(new) - len(rest)
-        seen.offset += done
-        seen.tail = (seen.tail + new[:done])[-TAIL:]
-        return rest
+        seen, rest = self._seen, b""
+        with opened(path) as parts:
+            if not seen.goes_on(parts):
+                seen.forget()
+            for part in parts[len(seen.before) :]:
+                try:
+                    rest = seen.read(part)
+                except (*PACKED, OSError) as error:
+                    if not part.packed:
+                        raise
+                    why = getattr(error, "strerror", None) or str(error)
+                    seen.torn[len(seen.before)] = text(why, 80)
+                    seen.chain.before, rest = None, b""
+                if part.packed:
+                    if rest:
+                        seen.add(rest)
+                    seen.next(part.signature)
+            return rest, [part.name for part in parts]
 
 
 def _scores_by_client(raw: Any) -> dict[int | str, float] | None:
@@ -466,6 +609,18 @@ def objects(records: list[Any]) -> list[dict[str, Any]]:
     """The records up to the first that is none."""
     others = (k for k, record in enumerate(records) if not isinstance(record, dict))
     return records[: next(others, len(records))]
+
+
+def _slim(record: Any, without: Collection[str] = ()) -> Any:
+    """A record without some of its fields, and with one copy of the names that all have."""
+    if isinstance(record, dict):
+        record = cast(dict[str, Any], record)
+        for name in without:
+            record.pop(name, None)
+        for name in ("tensors", "groups"):
+            if isinstance(rows := record.get(name), dict):
+                record[name] = {sys.intern(key): row for key, row in rows.items()}
+    return record
 
 
 def is_run(folder: Path, files: Sequence[str] = FILES) -> bool:

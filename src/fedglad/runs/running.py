@@ -13,10 +13,10 @@ from fedglad.core import checkpoint, checksums, files, malloc
 from fedglad.core.interruptible import interruptible
 from fedglad.records import Round
 from fedglad.runs import extending, own_code, pruning
-from fedglad.runs.checkpoints import check_format, restore, save
+from fedglad.runs.checkpoints import Keep, check_format, restore, save
 from fedglad.runs.folder import Busy, Interrupted, Records, Run, RunError, locked, make_folder
 from fedglad.runs.models import CHOSEN_BY, Best, write_models
-from fedglad.runs.reader import CLIENT_SCORES, MODELS
+from fedglad.runs.reader import BULK, CLIENT_SCORES, MODELS
 from fedglad.runs.summary import summary_damage, write_summary
 from fedglad.runs.trusted_code import remember, trusted
 from fedglad.simulation.engines.base import EngineLost
@@ -113,7 +113,7 @@ def execute(
                 code = own_code.code_of(config)
                 if force:
                     run.clear()
-                elif path.is_file() and run.rounds():
+                elif path.is_file() and run.count():
                     code = own_code.continued(own_code.recorded_code(run.folder), code)
                 elif extend:
                     code = own_code.continued(own_code.recorded_code(extend), code)
@@ -233,7 +233,9 @@ def _play(
     folder.mkdir(exist_ok=True)
     if asked_to_stop():
         raise Interrupted(f"stopped before a round began: go on with --resume (in {run.folder})")
-    simulation.recall(run.rounds())
+    keep = Keep(last=config.keep_checkpoints, every=config.keep_every, best=config.keep_best)
+    score: float | None = None
+    simulation.recall(run.iter_rounds(without=BULK))
     tables = Records(run.folder / CLIENT_SCORES) if simulation.tested_clients else None
     with Records(run.folder / "rounds.jsonl") as records, tables or nullcontext():
         rounds = simulation.rounds()
@@ -242,12 +244,13 @@ def _play(
                 if (played := next(rounds, None)) is None:
                     break
             except EngineLost as error:
-                save(folder, simulation, records, best, tables)
+                save(folder, simulation, records, best, tables, keep=keep, score=score)
                 raise Interrupted(
                     f"{error}. {simulation.t} of {config.rounds} rounds are saved: go on with "
                     f"--resume (in {run.folder})"
                 ) from error
             records.write(played.to_dict())
+            score = signed_score(played)
             if tables and (table := played.client_line()):
                 tables.write(table)
             if best:
@@ -258,12 +261,13 @@ def _play(
             try:
                 simulation.stopping.asked = on_round(played) or ""
             except Exception:
-                save(folder, simulation, records, best, tables)
+                save(folder, simulation, records, best, tables, keep=keep, score=score)
                 raise
             stop = asked_to_stop()
             done = simulation.t == config.rounds or bool(simulation.stopping.reason)
-            if stop or done or simulation.t % config.checkpoint_every == 0:
-                save(folder, simulation, records, best, tables)
+            due = simulation.t % config.checkpoint_every == 0 or keep.due(simulation.t)
+            if stop or done or due:
+                save(folder, simulation, records, best, tables, keep=keep, score=score)
             if stop and not done:
                 raise Interrupted(
                     f"stopped after {simulation.t} of {config.rounds} rounds, all saved: go on "
@@ -271,12 +275,19 @@ def _play(
                 )
     models = write_models(run.folder, simulation.server, simulation.t, config.hash())
     models |= best.write() if best else {}
-    if keep_state is None and simulation.stopping.asked:
-        keep_state = True  # whoever asked for the end may want to go on
+    if keep_state is None and (simulation.stopping.asked or keep.lasting):
+        keep_state = True  # whoever asked for the end, or for checkpoints, may want to go on
     kept = pruning.keeps(run.folder, config.sections["client"], keep_state)
     write_summary(run, models, _more(run, config, simulation, kept))
     if not kept:
         pruning.remove_state(run.folder)
+
+
+def signed_score(played: Round) -> float | None:
+    """The score of a round, of which more is better: on the validation set, if there is one."""
+    scores = (played.scored(which) for which in ("validation", "test"))
+    known = next((one for one in scores if one is not None), None)
+    return None if known is None else played.score.sign * known
 
 
 def _more(run: Run, config: Config, simulation: Simulation, kept: bool | str) -> dict[str, Any]:
@@ -287,7 +298,7 @@ def _more(run: Run, config: Config, simulation: Simulation, kept: bool | str) ->
     if not kept:  # checkpoints say it else
         layout = simulation.server.layout
         more["sizes"] = dict(zip(layout.names, layout.numels, strict=True))
-    if simulation.stopping.reason and len(run.rounds()) < config.rounds:
+    if simulation.stopping.reason and run.count() < config.rounds:
         more["stopped"] = simulation.stopping.reason
     return more
 
@@ -297,7 +308,7 @@ def _summarise(run: Run, config: Config, simulation: Simulation) -> bool:
 
     So a summary that was damaged, and removed, costs no round again.
     """
-    records, models = run.rounds(), dict[str, str]()
+    records, models = run.rounds(without=BULK), dict[str, str]()
     simulation.recall(records)
     needed = {"model", *(["averaged"] if simulation.server.has_average else [])}
     try:

@@ -14,7 +14,7 @@ from fedglad.core.checksums import json_with_crc
 from fedglad.core.files import write_text
 from fedglad.records import ACCURACY, READOUTS, Score
 from fedglad.runs.line import number, text
-from fedglad.runs.reader import Run
+from fedglad.runs.reader import BULK, Run
 from fedglad.runs.scores import Number, metrics_in, score_of
 
 LAST = 10  # tests that a result is the mean of
@@ -145,7 +145,7 @@ def write_summary(
     round, `stopped`, why the run ended before its last round, `code`, the fingerprints of own code,
     and whether the run's state was kept.
     """
-    made = {**summarise(run.rounds()), **(more or {})}
+    made = {**summarise(run.rounds(without=BULK)), **(more or {})}
     summary = {**made, **({"models": dict(models)} if models else {})}
     write_text(run.folder / "summary.json", json_with_crc(json.dumps(summary, indent=2)))
 

@@ -22,6 +22,7 @@ from fedglad.rng import stream
 from fedglad.runs.folder import Run, make_folder
 from fedglad.runs.line import number
 from fedglad.runs.own_code import folder_of
+from fedglad.runs.reader import BULK
 from fedglad.runs.scores import Number, metrics_in
 from fedglad.runs.sweeping import Event, Task, first_rounds, parse_grids, sweep, tasks
 from fedglad.tasks.base import score_of
@@ -241,7 +242,7 @@ def check_metric(search: Search, metric: str | None) -> str:
 
 def value_of(run: Run, metric: str = METRIC) -> tuple[float, str]:
     """A finished run's score; infinite, and why, for one that diverged."""
-    value, reason = score(run.rounds())
+    value, reason = score(run.rounds(without=BULK))
     if metric == METRIC or reason:
         return value, reason
     known = number((run.summary or {}).get(metric))
@@ -262,7 +263,7 @@ def score(rounds: Sequence[Mapping[str, Any]]) -> tuple[float, str]:
 
 
 def _finished(task: Task, metric: str) -> Trial:
-    records, wanted = Run(task.folder).rounds(), task.config.rounds
+    records, wanted = Run(task.folder).rounds(without=BULK), task.config.rounds
     stopped = (Run(task.folder).summary or {}).get("stopped")
     if len(records) < wanted and not stopped:
         damage = f"rounds.jsonl is damaged: {len(records)} of {wanted} rounds can be read"

@@ -22,7 +22,7 @@ from fedglad.analysis.statistics import spread
 from fedglad.averages import NoAverage
 from fedglad.config.keys import flat
 from fedglad.config.presets import shortened
-from fedglad.config.schema import FORMAT, Config, ConfigError, load
+from fedglad.config.schema import FORMAT, KEEPING, Config, ConfigError, load
 from fedglad.core.files import write_text
 from fedglad.runs.reader import Run, RunError, run_folders
 from fedglad.runs.summary import summarise, summary_damage
@@ -32,7 +32,7 @@ from fedglad.studies.paper.cells import PaperError
 DIGITS = 6  # of GSI and factors: a deep model has hundreds in a round
 AVERAGED = ("last10_averaged_accuracy", "final_averaged_accuracy")
 """What a summary has beside the others if the run kept an average of its models."""
-IGNORED = ("rounds", "seed", "checkpoint_every")
+IGNORED = ("rounds", "seed", "checkpoint_every", *KEEPING)
 """Keys that tell the repetitions of a cell apart, or change nothing in a round."""
 
 Columns = Mapping[str, Any]

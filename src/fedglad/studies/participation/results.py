@@ -8,7 +8,7 @@ from typing import Any
 
 from fedglad.analysis.statistics import last_mean
 from fedglad.core.files import write_text
-from fedglad.runs.reader import Run, RunError
+from fedglad.runs.reader import BULK, Run, RunError
 from fedglad.runs.sweeping import Task
 from fedglad.studies.participation.cells import Cell, StudyError
 
@@ -64,7 +64,7 @@ def finished(task: Task) -> Draw | None:
         return None
     try:
         run = Run(task.folder)
-        rounds, summary = run.rounds(), run.summary or {}
+        rounds, summary = run.rounds(without=BULK), run.summary or {}
         fields = {name: f"{readout}_{run.score.name}" for name, readout in READOUTS.items()}
         columns = {
             name: [round(r[field], DIGITS) for r in rounds if r.get(field) is not None]
