@@ -319,7 +319,8 @@ def test_a_client_that_cannot_be_summed_is_left_out_with_the_reason(kind: str):
     bad = Bad(2)
     bad.kind = kind
     found = [*clients(2), bad, *(Linear(k) for k in (3, 4))]
-    strategy, arrays, _ = run(found, "secure", rounds=1)
+    strategy, arrays, grid = run(found, "secure", rounds=1)
+    assert not any(SECURE in node.context.state for node in grid.nodes.values()), "secrets are kept"
     entries = {c["id"]: c.get("rejected") for c in strategy.records[0]["clients"]}
     assert WRONG[kind] in str(entries.pop(2))
     assert entries == {0: None, 1: None, 3: None, 4: None}
