@@ -229,6 +229,8 @@ def _id(view: RunView) -> str:
     if not view.rounds:
         return ""
     opening: dict[str, Any] = {k: v for k, v in view.rounds[0].items() if k != "seconds"}
+    if "groups" in opening:  # as the file has them
+        opening["groups"] = {name: dict(group) for name, group in opening["groups"].items()}
     try:
         text = json.dumps([view.config, opening], sort_keys=True, default=str)
     except (ValueError, RecursionError):  # a number too long, a table too deep
