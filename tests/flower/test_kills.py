@@ -41,21 +41,21 @@ def test_clients_that_die_hang_or_lose_their_node_cost_no_round(tmp_path: Path):
     config = {"rounds": 3, "timeout": 20.0, "marks": str(marks), "out": str(out)}
     faults = {"dies": "1/1", "slow": "2/2", "hangs": "3/3"}
     with Federation(tmp_path, nodes=4) as federation:
+        # With a quorum, one that takes 45 s costs the others the grace time.
+        hurried = {"rounds": 2, "timeout": 300.0, "quorum": 0.6, "grace": 5.0, "naps": "3/1"}
+        done = federation.run(APP, {**hurried, "out": str(tmp_path / "hurried")})
+        assert federation.status(done.run) == "finished:completed", done.log
+
         run = federation.submit(APP, {**config, **faults})
         until(lambda: (marks / "2-2").exists(), run)
         federation.kill(2)
         run.wait(180)
         assert "3 of 3 rounds trained" in run.log, run.log
-
-        # With a quorum, one that hangs costs the grace time, not the 300 s of a round.
-        hurried = {"rounds": 2, "timeout": 300.0, "quorum": 0.6, "grace": 2.0, "hangs": "3/1"}
-        begin = time.monotonic()
-        done = federation.run(APP, {**hurried, "out": str(tmp_path / "hurried")})
-        assert federation.status(done.run) == "finished:completed", done.log
-        assert time.monotonic() - begin < 150
     one, two = rounds(tmp_path / "hurried")
-    assert "no reply within" in left_out(one)[3]
+    assert left_out(one).keys() == {3}
+    assert "in which most others had replied" in left_out(one)[3]
     assert (one["status"], two["status"]) == ("stepped", "stepped")
+    assert one["seconds"]["train"] < 40
     first, second, third = rounds(out)
     assert left_out(first).keys() == {1}
     assert left_out(second).keys() >= {2}

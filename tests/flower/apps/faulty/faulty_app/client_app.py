@@ -36,6 +36,8 @@ def train(message: Message, context: Context) -> Message:
         os.kill(os.getpid(), signal.SIGKILL)
     if here in (asked["hangs"], asked["slow"]):
         time.sleep(3600)
+    if here == asked["naps"]:
+        time.sleep(45)
     rng = np.random.default_rng([client, t])
     moved = ArrayRecord()
     for name, array in sent.items():
