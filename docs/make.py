@@ -28,6 +28,7 @@ PLACES = {
     "fedglad.clients": "what a client does in a round",
     "fedglad.transforms": "what becomes of an update on its way to the server",
     "fedglad.privacy": "what the released models may tell of a client",
+    "fedglad.secure": "sums of masked updates, without a network",
     "fedglad.trust": "which rounds, and which clients, to distrust",
     "fedglad.rng": "named randomness",
     "fedglad.data": "data sets and how clients come to their samples",

@@ -24,7 +24,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LAYERS = """
 records rng
 core
-schedules
+schedules secure
 optimizers filters weights trust adapters averages estimators transforms privacy
 server
 data
@@ -60,6 +60,7 @@ ONLY_IN = {
     "dp_accounting": {"privacy"},
     "pandas": {"analysis"},
     "prometheus_client": {"report"},
+    "cryptography": {"secure"},
     "submitit": {"runs"},
 }
 """Heavy libraries, and the folders that may import them."""

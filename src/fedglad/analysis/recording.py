@@ -181,7 +181,7 @@ def _line(
             raise ReplayError(
                 f"{where} has no tensors: a run without recorded statistics cannot be replayed"
             )
-        shares = [_number(c["weight"]) for c in record["clients"] if "rejected" not in c]
+        shares = [_number(c["weight"] or 0.0) for c in record["clients"] if "rejected" not in c]
         if not shares or min(shares) <= 0:
             raise ReplayError(f"{where} names no clients with their weights: it was given as sums")
         sum_sq, sum_sq2, mean_sq = (

@@ -1,10 +1,9 @@
-"""What is read of the metrics that clients and servers report."""
+"""What is read of the metrics that clients and servers report. Loads no torch: clients ask, too."""
 
 import math
 import re
 from collections.abc import Collection, Mapping
-
-from fedglad.core.validate import as_number
+from typing import Any
 
 KNOWN = ("loss", "accuracy", "acc", "num_examples")  # they have fields of their own
 SHORT = 40  # letters of a metric's name in a record
@@ -46,6 +45,15 @@ def numbers(metrics: Mapping[str, object]) -> dict[str, float]:
         if short and short not in KNOWN and number is not None:
             named.setdefault(short, number)
     return named
+
+
+def as_number(value: Any) -> float | None:
+    """A finite float, or None for anything else."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def plain(metrics: Mapping[str, object] | None, hidden: Collection[str] = ()) -> dict[str, object]:

@@ -9,13 +9,30 @@ from typing import TYPE_CHECKING
 from fedglad.core.lazy import lazily
 
 if TYPE_CHECKING:
+    from fedglad.flower.masking import secure_sum as secure_sum
     from fedglad.flower.mods import report_norms as report_norms
     from fedglad.flower.monitor import Monitor as Monitor
     from fedglad.flower.session import TooFewNodes as TooFewNodes
     from fedglad.flower.strategy import FedGLAD as FedGLAD
     from fedglad.flower.strategy import NothingTrained as NothingTrained
     from fedglad.flower.strategy import TooManySkipped as TooManySkipped
+    from fedglad.secure.server import SecureSum as SecureSum
 
-__all__ = ["FedGLAD", "Monitor", "NothingTrained", "TooFewNodes", "TooManySkipped", "report_norms"]
+__all__ = [
+    "FedGLAD",
+    "Monitor",
+    "NothingTrained",
+    "SecureSum",
+    "TooFewNodes",
+    "TooManySkipped",
+    "report_norms",
+    "secure_sum",
+]
 
-__getattr__, __dir__ = lazily(__name__, {"flwr": "Flower: pip install 'fedglad[flower]'"})
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "flwr": "Flower: pip install 'fedglad[flower]'",
+        "cryptography": "cryptography: pip install 'fedglad[secure]'",
+    },
+)

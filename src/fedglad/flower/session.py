@@ -26,6 +26,7 @@ from fedglad.federation import session as federation
 from fedglad.federation.metrics import loss_of
 from fedglad.federation.session import TrainingResult
 from fedglad.flower import log
+from fedglad.flower.masked import MaskedRound, refuse_masked
 from fedglad.flower.mods import NORMS
 from fedglad.flower.nodes import ANSWER_TIMEOUT, Directory, Kind, NoSize, largest_usual
 from fedglad.flower.replies import (
@@ -105,6 +106,9 @@ class Session(federation.Session):
             **server,
         )
         super().__init__(made, sampler, seed, memories=memories)
+        if report == "secure":
+            refuse_masked(self)
+        self.masked: MaskedRound | None = None  # the round in progress, if updates are masked
         self.order = tuple(arrays)
         keeps = bool(self.stores) or type(sampler).observe is not Sampler.observe
         self.directory = Directory(nodes, known=resumable or keeps or sampler.needs_sizes)
@@ -295,6 +299,12 @@ class Session(federation.Session):
 
     def aggregate(self, cohort: Cohort, found: Iterator[tuple[int, Found]]) -> TrainingResult:
         """One step by the replies, each with its place in the cohort."""
+        if self.masked is not None:
+            masked, self.masked = self.masked, None
+            result = masked.close(cohort, found)
+            if result.record.stepped:
+                self._note_failures(masked.cohort, masked.accepted)
+            return result
         replies: dict[int, Reply] = {}
         self.gone.clear()
         self.hurried.clear()
@@ -313,7 +323,7 @@ class Session(federation.Session):
             self._note_failures(cohort, replies)
         return TrainingResult(record, contents, alarm)
 
-    def _note_failures(self, cohort: Cohort, replies: Mapping[int, Reply]) -> None:
+    def _note_failures(self, cohort: Cohort, replies: Collection[int]) -> None:
         """Who has not answered, while others did; after `quarantine` such rounds it rests."""
         for client in cohort.ids:
             if client in replies:

@@ -58,7 +58,7 @@ class ClientApp:
 class Engine:
     """Flower's SuperLink and SuperNodes, or its simulation."""
 
-    report: Annotated[str, "updates, or norms: only sums are looked at"] = "updates"
+    report: Annotated[str, "updates; of sums alone: norms, or secure"] = "updates"
     weighted_by: Annotated[str, "the metric that is a client's weight"] = "num-examples"
     min_clients: Annotated[int, "good replies that make a round"] = 1
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from time import perf_counter
@@ -31,6 +32,7 @@ from fedglad.federation.session import AVERAGED, TrainingResult
 from fedglad.filters import Filter
 from fedglad.flower import log
 from fedglad.flower.app import fingerprints, shadowed
+from fedglad.flower.masked import MaskedRound, session_name
 from fedglad.flower.nodes import Directory, Kind
 from fedglad.flower.replies import mean_metrics, rounds_of, why_not
 from fedglad.flower.session import Session, TooFewNodes
@@ -40,6 +42,7 @@ from fedglad.optimizers import SGD, Optimizer
 from fedglad.records import ACCURACY, Record
 from fedglad.runs.folder import RunError
 from fedglad.samplers.base import Cohort, Sampler
+from fedglad.secure import SecureSum
 from fedglad.server.compatibility import refuse
 from fedglad.tasks.base import Task, as_task, score_of
 from fedglad.trust import Trust
@@ -92,7 +95,9 @@ class FedGLAD(Strategy):
     | `max_skipped` | the share of all rounds that may be skipped; with more the run fails |
     | `checkpoint_dir` | the run's folder; "out/{run}" is a new one for every run: out/1, out/2 … |
     | `resume` | go on with the run in that folder, by "{run}" with the last one; else it is new |
-    | `report` | "norms": clients report their norms (`report_norms`), only sums are looked at |
+    | `report` | "norms": clients report their norms (`report_norms`), only sums are looked at; |
+    |          | "secure", or a `SecureSum`: updates are masked (`secure_sum`), and only their |
+    |          | sums can be seen |
 
     `records` has one dict a round, in the fields of a run's rounds.jsonl.
 
@@ -142,7 +147,7 @@ class FedGLAD(Strategy):
         max_skipped: float = 0.5,
         checkpoint_dir: str | PathLike[str] | None = None,
         resume: bool = False,
-        report: Literal["updates", "norms"] = "updates",
+        report: Literal["updates", "norms", "secure"] | SecureSum = "updates",
     ) -> None:
         shares = {"fraction_train": fraction_train, "fraction_evaluate": fraction_evaluate}
         for name, value in {**shares, "max_skipped": max_skipped}.items():
@@ -184,8 +189,12 @@ class FedGLAD(Strategy):
             raise ValueError(f"arrayrecord_key and configrecord_key are both {arrayrecord_key!r}")
         if retries < 0:
             raise ValueError(f"retries={retries!r}: must be 0 or more")
-        if report not in ("updates", "norms"):
-            raise ValueError(f"report={report!r}: choose updates or norms")
+        self.secure = report if isinstance(report, SecureSum) else None
+        if report == "secure":
+            self.secure = SecureSum()
+        report = "secure" if isinstance(report, SecureSum) else report
+        if report not in ("updates", "norms", "secure"):
+            raise ValueError(f"report={report!r}: choose updates, norms or secure")
         if evaluate not in get_args(Evaluated):
             raise ValueError(f"evaluate={evaluate!r}: choose {', '.join(get_args(Evaluated))}")
         average = None if isinstance(average, NoAverage) else average
@@ -489,7 +498,11 @@ class FedGLAD(Strategy):
         cohort = session.choose(grid, self._waited, attempt, avoid)
         online = len(session.directory.online)
         log.info("configure_train: asked %d of %d nodes", len(cohort.ids), online)
-        messages = session.messages(cohort.ids, arrays, config, MessageType.TRAIN)
+        if self.secure is None:
+            messages = session.messages(cohort.ids, arrays, config, MessageType.TRAIN)
+        else:
+            session.masked = MaskedRound(session, cohort, self.secure, partial(self._send, grid))
+            cohort, messages = session.masked.open(arrays, config, session_name(grid, session.t))
         self._asked["train"] = cohort, [message.metadata for message in messages]
         return messages
 
@@ -557,7 +570,8 @@ class FedGLAD(Strategy):
     def _log_counts(self, what: str, cohort: Cohort, trained: TrainingResult) -> None:
         bad = sum("rejected" in client for client in trained.record.clients)
         good = len(trained.record.clients) - bad
-        log.info("aggregate_%s: took %d of %d replies", what, good, len(cohort.ids))
+        if cohort.ids or not bad + good:
+            log.info("aggregate_%s: took %d of %d replies", what, good, len(cohort.ids))
 
     def _begin(self, arrays: ArrayRecord, rounds: int | None = None) -> Session:
         """A new session; only where the number of rounds is known does it use a folder."""

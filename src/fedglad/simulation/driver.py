@@ -163,6 +163,10 @@ class Driver:
             record = self.server.step_sums(
                 collector.sums(), population=population, clients=collector.entries
             )
+        return self.observed(cohort, record)
+
+    def observed(self, cohort: tuple[int, ...], record: Record) -> tuple[Record, str | None]:
+        """The record and the alarm's flag, once all that has a memory has seen it."""
         self._settle(cohort, record)
         self.sampler_state = self.sampler.observe(self.sampler_state, record)
         gsi = record.gsi_all if record.stepped else None
