@@ -17,7 +17,8 @@ from fedglad.core import files
 from fedglad.core.checksums import toml_with_crc
 from fedglad.federation import app as apps
 from fedglad.federation.session import Session
-from fedglad.runs.checkpoints import restore, save
+from fedglad.federation.telling import Tell
+from fedglad.runs.checkpoints import Keep, restore, save
 from fedglad.runs.folder import Busy, Records, Run, RunError, locked, make_folder
 from fedglad.runs.models import write_models
 from fedglad.runs.summary import write_summary
@@ -77,15 +78,38 @@ def opened(
     session: Session,
     rounds: int,
     *,
+    tell: Tell = Tell(),  # noqa: B008 - frozen
+    **how: Any,
+) -> Generator[tuple[list[dict[str, Any]], Write]]:
+    """`_opened`, and who is told of each round once it is written."""
+    with _opened(path, session, rounds, **how) as (records, write):
+        with tell.telling(session, records) as told:
+
+            def both(record: dict[str, Any]) -> None:
+                write(record)
+                told(record)
+
+            yield records, both
+
+
+@contextmanager
+def _opened(
+    path: str | PathLike[str] | None,
+    session: Session,
+    rounds: int,
+    *,
     resume: bool = True,
     resumable: bool = True,
     app: Mapping[str, str] = MappingProxyType({}),
+    keep: Keep = Keep(),  # noqa: B008 - frozen
+    migrate: bool = False,
 ) -> Generator[tuple[list[dict[str, Any]], Write]]:
     """Locks a run's folder and restores the session; gives the rounds there and writes new ones.
 
     Without a path, nothing is written. A run that is not resumable has no checkpoints: the
     strategy's state is not ours to save. When all has gone well, the result is written at the end.
-    `app` are the fingerprints of its files.
+    `app` are the fingerprints of its files, `keep` says which checkpoints stay. With `migrate` the
+    model may be another one than the folder's: what fits goes on.
     """
     if path is None:
         yield [], lambda record: None
@@ -94,10 +118,12 @@ def opened(
     make_folder(folder, WAY_OUT)
     with locked(folder, _waiting(folder, session), way_out=WAY_OUT):
         _check_new(run, rounds, resume=resume, resumable=resumable)
-        name = _describe(run, session, rounds, app)
+        name = _describe(run, session, rounds, app, migrate=migrate)
         if resumable:
             (folder / "checkpoints").mkdir(exist_ok=True)
-            restore(run, session, WAY_OUT, from_start=False, on_lost=session.lost)
+            restore(
+                run, session, WAY_OUT, from_start=False, on_lost=session.lost, migrate=migrate
+            )
             for model in MODELS if session.t < rounds else ():
                 (folder / model).unlink(missing_ok=True)  # of a run that was shorter
         records = run.rounds()
@@ -116,7 +142,9 @@ def opened(
                 with _writing(folder):
                     lines.write(record)
                     if resumable:
-                        save(folder / "checkpoints", session, lines)
+                        score = record.get(f"test_{session.score.name}")
+                        signed = None if score is None else session.score.sign * score
+                        save(folder / "checkpoints", session, lines, keep=keep, score=signed)
 
             yield records, write
         if rounds:
@@ -178,7 +206,9 @@ def _writing(folder: Path) -> Generator[None]:
         ) from error
 
 
-def _describe(run: Run, session: Session, rounds: int, app: Mapping[str, str]) -> str:
+def _describe(
+    run: Run, session: Session, rounds: int, app: Mapping[str, str], *, migrate: bool = False
+) -> str:
     """Writes config.toml, or sees that the one there is of the same run; the run's hash.
 
     It also says what has changed in the app, which may train otherwise now.
@@ -191,7 +221,7 @@ def _describe(run: Run, session: Session, rounds: int, app: Mapping[str, str]) -
     try:
         text = config.to_toml()
         if begun and path.is_file():
-            _compare(run, session, config)
+            _compare(run, session, config, migrate=migrate)
         files.write_text(path, toml_with_crc(text))
         name = config.hash()
     except (TypeError, ConfigError) as error:
@@ -210,8 +240,8 @@ def _describe(run: Run, session: Session, rounds: int, app: Mapping[str, str]) -
     return name
 
 
-def _compare(run: Run, session: Session, config: Config) -> None:
-    """Refuses to go on with a run of other settings."""
+def _compare(run: Run, session: Session, config: Config, *, migrate: bool) -> None:
+    """Refuses to go on with a run of other settings; of another model, unless it is to migrate."""
     path = run.folder / "config.toml"
     theirs = load(path, trust_code=config.own_names().values())[1]
     there = path.read_text("utf-8")
@@ -222,6 +252,8 @@ def _compare(run: Run, session: Session, config: Config) -> None:
         if run.rounds() and not isinstance(session.server.average, NoAverage):
             begin = len(run.rounds()) + 1
             session.info("The run had no average: it is that of the models from %d on", begin)
+    if migrate:
+        later["model"] = config.sections["model"]
     theirs = replace(theirs, sections={**theirs.sections, **later}, rounds=config.rounds)
     if theirs.hash() != config.hash():
         raise RunError(

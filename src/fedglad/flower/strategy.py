@@ -95,6 +95,9 @@ class FedGLAD(Strategy):
     | `max_skipped` | the share of all rounds that may be skipped; with more the run fails |
     | `checkpoint_dir` | the run's folder; "out/{run}" is a new one for every run: out/1, out/2 … |
     | `resume` | go on with the run in that folder, by "{run}" with the last one; else it is new |
+    | `migrate` | going on, the initial arrays may be of a changed model: what fits is kept |
+    | `keep` | which checkpoints stay, `Keep(last=2, every=0, best=False)` |
+    | `tell` | who hears of each round: functions, a log of JSON, Prometheus; see `Tell` |
     | `report` | "norms": clients report their norms (`report_norms`), only sums are looked at; |
     |          | "secure", or a `SecureSum`: updates are masked (`secure_sum`), and only their |
     |          | sums can be seen |
@@ -147,6 +150,9 @@ class FedGLAD(Strategy):
         max_skipped: float = 0.5,
         checkpoint_dir: str | PathLike[str] | None = None,
         resume: bool = False,
+        migrate: bool = False,
+        keep: Keep = Keep(),  # noqa: B008 - frozen
+        tell: Tell = Tell(),  # noqa: B008 - frozen
         report: Literal["updates", "norms", "secure"] | SecureSum = "updates",
     ) -> None:
         shares = {"fraction_train": fraction_train, "fraction_evaluate": fraction_evaluate}
@@ -227,6 +233,7 @@ class FedGLAD(Strategy):
         self.on_short: Short = on_short
         self.node_timeout, self.max_skipped = node_timeout, max_skipped
         self.checkpoint_dir, self.resume, self.report = checkpoint_dir, resume, report
+        self.migrate, self.keep, self.tell = migrate, keep, tell
         self.folder: Path | None = None  # that of the run, once `start` was called
         Directory(nodes)  # raises for a kind there is not
         self.records: list[dict[str, Any]] = []
@@ -298,7 +305,14 @@ class FedGLAD(Strategy):
         evaluate_config = evaluate_config or ConfigRecord()
         result, begin, initial = Result(), perf_counter(), None
         folder = opened(
-            self.folder, session, num_rounds, resume=self.resume, app=fingerprints(grid)
+            self.folder,
+            session,
+            num_rounds,
+            resume=self.resume,
+            app=fingerprints(grid),
+            keep=self.keep,
+            migrate=self.migrate,
+            tell=self.tell,
         )
         with closing(session), folder as (self.records, write):
             log.info("Starting %s strategy:", type(self).__name__)

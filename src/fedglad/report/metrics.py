@@ -11,7 +11,8 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeGuard
 
 from fedglad.report import ReportError
@@ -84,10 +85,7 @@ class Metrics:
             from prometheus_client import CollectorRegistry
             from prometheus_client.openmetrics.exposition import generate_latest
         except ImportError as error:
-            raise ReportError(
-                f"metrics need the package prometheus-client ({error}): "
-                'pip install "fedglad[metrics]"'
-            ) from None
+            raise ReportError(_lacking(error)) from None
         registry = CollectorRegistry()
         registry.register(self)  # pyright: ignore[reportArgumentType]
         return generate_latest(registry).decode()
@@ -150,6 +148,36 @@ class Metrics:
         for client, at in self.replied.items():
             replied.add_metric([client], at)
         yield replied
+
+
+@contextmanager
+def serving(collector: Any, host: str, port: int) -> Generator[int]:
+    """Serves what `collector.collect()` gives at /metrics, while the block runs; gives the port."""
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server
+    except ImportError as error:
+        raise ReportError(_lacking(error)) from None
+    registry = CollectorRegistry()
+    registry.register(collector)
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise ReportError(
+            f"port {port} of {host} cannot be used for metrics: {error.strerror}; choose another"
+        ) from None
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _lacking(error: ImportError) -> str:
+    return (
+        f"metrics need the package prometheus-client ({error}): "
+        'pip install "fedglad[metrics]"'
+    )
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:

@@ -19,6 +19,7 @@ from fedglad.runs.line import number
 from fedglad.runs.models import UNUSABLE, Best
 from fedglad.runs.parts import cut
 from fedglad.runs.reader import BULK, CLIENT_SCORES, ROUNDS_FILE, Lines, objects
+from fedglad.server.migrating import migrated
 from fedglad.simulation.driver import Driver
 from fedglad.trust import Alarm
 
@@ -88,6 +89,7 @@ def restore(
     from_start: bool = True,
     on_lost: Callable[[str], None] | None = None,
     best: Best | None = None,
+    migrate: bool = False,
 ) -> None:
     """Goes back to the newest state that is whole, and cuts the records to it.
 
@@ -135,7 +137,7 @@ def restore(
             with checkpoint.reading("its state"):
                 driver.server.weighting.restored(meta["weighting"]["state"])
                 driver.restore(state)
-            driver.server.load_state_dict({**meta, "tensors": tensors})
+            _load(driver, {**meta, "tensors": tensors}, say if migrate else None)
             break
         except checkpoint.OtherModel as error:  # the code of a user's model was changed
             raise RunError(f"{run.folder} cannot be continued: {error}; {way_out}") from None
@@ -165,6 +167,25 @@ def restore(
             path.with_suffix(".safetensors").unlink(missing_ok=True)
     if best:
         best.prune(_checkpoints(folder))
+
+
+def _load(
+    driver: Driver, state: dict[str, Any], say: Callable[[str], None] | None
+) -> None:
+    """Gives the server its state; with `say`, one of another model too, as far as it fits."""
+    try:
+        driver.server.load_state_dict(state)
+    except checkpoint.OtherModel:
+        if say is None:
+            raise
+        if driver.stores:
+            raise RunError(
+                "what is remembered of clients is of the model as it was, and cannot be migrated: "
+                "begin a new run, with this one's model as its first"
+            ) from None
+        fitting, migration = migrated(state, driver.server)
+        driver.server.load_state_dict(fitting)
+        say(f"the model was changed: {migration.words}")
 
 
 def _client_rounds(records: list[dict[str, Any]]) -> list[int]:
