@@ -47,7 +47,11 @@ def test_a_simulated_run_goes_on(folder: Path):
 def test_a_run_of_flower_goes_on(folder: Path):
     before = Run(folder).rounds()
     strategy = FedGLAD(
-        fraction_evaluate=0.0, optimizer=Momentum(lr=0.5), checkpoint_dir=folder, seed=3
+        fraction_evaluate=0.0,
+        optimizer=Momentum(lr=0.5),
+        checkpoint_dir=folder,
+        resume=True,
+        seed=3,
     )
     strategy.start(LocalGrid(clients(4), salt=1), record(model()), num_rounds=6)
     assert sums(load_file(folder / "model.safetensors")) == EXPECTED["flower"]
