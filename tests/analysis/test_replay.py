@@ -36,7 +36,7 @@ from fedglad.cli.replay import app
 from fedglad.config.schema import Config, ConfigError, load
 from fedglad.flower import FedGLAD, Monitor, report_norms
 from fedglad.records import Record, Statistics
-from fedglad.runs import Run, execute
+from fedglad.runs import Run, execute, reader
 from fedglad.server.from_sums import Collector, weights_of
 
 SMALL = {
@@ -912,13 +912,13 @@ def test_a_run_that_is_resumed_meanwhile_is_read_at_one_moment(
     recorded: Path, monkeypatch: pytest.MonkeyPatch
 ):
     opened: list[str] = []
-    plain = Path.read_bytes
+    plain = reader.opened
 
-    def counted(path: Path) -> bytes:
+    def counted(path: Path) -> Any:
         opened.append(path.name)
         return plain(path)
 
-    monkeypatch.setattr(Path, "read_bytes", counted)
+    monkeypatch.setattr(reader, "opened", counted)
     assert replay(recorded, Glad()).exact
     assert opened.count("rounds.jsonl") == 1
 
