@@ -82,14 +82,16 @@ def opened(
     **how: Any,
 ) -> Generator[tuple[list[dict[str, Any]], Write]]:
     """`_opened`, and who is told of each round once it is written."""
-    with _opened(path, session, rounds, **how) as (records, write):
-        with tell.telling(session, records) as told:
+    with (
+        _opened(path, session, rounds, **how) as (records, write),
+        tell.telling(session, records) as told,
+    ):
 
-            def both(record: dict[str, Any]) -> None:
-                write(record)
-                told(record)
+        def both(record: dict[str, Any]) -> None:
+            write(record)
+            told(record)
 
-            yield records, both
+        yield records, both
 
 
 @contextmanager
@@ -121,9 +123,7 @@ def _opened(
         name = _describe(run, session, rounds, app, migrate=migrate)
         if resumable:
             (folder / "checkpoints").mkdir(exist_ok=True)
-            restore(
-                run, session, WAY_OUT, from_start=False, on_lost=session.lost, migrate=migrate
-            )
+            restore(run, session, WAY_OUT, from_start=False, on_lost=session.lost, migrate=migrate)
             for model in MODELS if session.t < rounds else ():
                 (folder / model).unlink(missing_ok=True)  # of a run that was shorter
         records = run.rounds()

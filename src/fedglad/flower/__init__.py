@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fedglad.core.lazy import lazily
 
 if TYPE_CHECKING:
+    from fedglad.federation.telling import Tell as Tell
     from fedglad.flower.masking import secure_sum as secure_sum
     from fedglad.flower.mods import report_norms as report_norms
     from fedglad.flower.monitor import Monitor as Monitor
@@ -16,13 +17,16 @@ if TYPE_CHECKING:
     from fedglad.flower.strategy import FedGLAD as FedGLAD
     from fedglad.flower.strategy import NothingTrained as NothingTrained
     from fedglad.flower.strategy import TooManySkipped as TooManySkipped
+    from fedglad.runs.checkpoints import Keep as Keep
     from fedglad.secure.server import SecureSum as SecureSum
 
 __all__ = [
     "FedGLAD",
+    "Keep",
     "Monitor",
     "NothingTrained",
     "SecureSum",
+    "Tell",
     "TooFewNodes",
     "TooManySkipped",
     "report_norms",

@@ -29,6 +29,7 @@ from fedglad.core.guard import Guard
 from fedglad.estimators import Estimator
 from fedglad.federation.folder import opened, run_folder
 from fedglad.federation.session import AVERAGED, TrainingResult
+from fedglad.federation.telling import Tell
 from fedglad.filters import Filter
 from fedglad.flower import log
 from fedglad.flower.app import fingerprints, shadowed
@@ -40,6 +41,7 @@ from fedglad.flower.settings import Share
 from fedglad.flower.transport import Found, Replies, clock, is_simulated, matched, pause
 from fedglad.optimizers import SGD, Optimizer
 from fedglad.records import ACCURACY, Record
+from fedglad.runs.checkpoints import Keep
 from fedglad.runs.folder import RunError
 from fedglad.samplers.base import Cohort, Sampler
 from fedglad.secure import SecureSum

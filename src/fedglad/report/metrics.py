@@ -174,10 +174,7 @@ def serving(collector: Any, host: str, port: int) -> Generator[int]:
 
 
 def _lacking(error: ImportError) -> str:
-    return (
-        f"metrics need the package prometheus-client ({error}): "
-        'pip install "fedglad[metrics]"'
-    )
+    return f'metrics need the package prometheus-client ({error}): pip install "fedglad[metrics]"'
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:

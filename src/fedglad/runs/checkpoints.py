@@ -169,9 +169,7 @@ def restore(
         best.prune(_checkpoints(folder))
 
 
-def _load(
-    driver: Driver, state: dict[str, Any], say: Callable[[str], None] | None
-) -> None:
+def _load(driver: Driver, state: dict[str, Any], say: Callable[[str], None] | None) -> None:
     """Gives the server its state; with `say`, one of another model too, as far as it fits."""
     try:
         driver.server.load_state_dict(state)
