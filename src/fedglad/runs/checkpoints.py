@@ -29,8 +29,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
-    """Which checkpoints of a run stay: the last ones, and if wanted those of every k-th round, and
-    that of the best round.
+    """Which checkpoints of a run stay: the last, every k-th round's, the best round's.
+
+    | argument | meaning |
+    |---|---|
+    | `last` | so many of the newest |
+    | `every` | also those after each so many rounds; 0: none |
+    | `best` | also that of the round with the best score |
 
     One before the last is there in case that is damaged. Rounds are counted from 1, as checkpoints
     are named. The best is that with the greatest score among those that have one; of equals, the
