@@ -172,7 +172,10 @@ class Wider:
         arrays = received(message)
         gate = arrays.pop("gate")
         moved = {**self.plain.train(arrays), "gate": gate + 1}
-        content = {"a": record(moved), "m": MetricRecord({"num-examples": self.plain.n})}
+        content: dict[str, Any] = {
+            "a": record(moved),
+            "m": MetricRecord({"num-examples": self.plain.n}),
+        }
         return Message(RecordDict(content), reply_to=message)
 
 
