@@ -31,7 +31,7 @@ from fedglad.federation.folder import opened, run_folder
 from fedglad.federation.session import AVERAGED, TrainingResult
 from fedglad.federation.telling import Tell
 from fedglad.filters import Filter
-from fedglad.flower import log
+from fedglad.flower import log, versions
 from fedglad.flower.app import fingerprints, shadowed
 from fedglad.flower.masked import MaskedRound, session_name
 from fedglad.flower.nodes import Directory, Kind
@@ -293,6 +293,7 @@ class FedGLAD(Strategy):
     ) -> Result:
         """Runs the rounds that are left, and returns the result of all."""
         timeout = math.inf if timeout is None else timeout  # pyright: ignore  - as Flower's
+        versions.told()
         malloc.give_back()  # glibc keeps 5 MB for each of Flower's threads: a sixth of the peak
         if other := shadowed(grid):
             raise RunError(
