@@ -106,7 +106,7 @@ def test_mistakes_are_said(tmp_path: Path):
         (["report", folder, "--baseline", "x"], "baseline 'x' matches no group"),
         (["report", folder, "--out", tmp_path], "is a folder: name a file"),
         (["report", folder, "--plots", tmp_path / "file"], "cannot be written: File exists"),
-        (["watch", tmp_path / "absent"], "there is no folder"),
+        (["watch", tmp_path / "file"], "is a file: give the folder of a run"),
         (["watch", tmp_path / "empty"], "is not a run: it has no config.toml"),
     ):
         found = call(*arguments)
