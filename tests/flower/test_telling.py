@@ -71,8 +71,8 @@ def test_a_skipped_round_is_an_alarm_and_what_fails_is_said(caplog: pytest.LogCa
 def test_a_line_of_json_for_each_round(caplog: pytest.LogCaptureFixture):
     with caplog.at_level("INFO"):
         strategy = go(tell=Tell(json=True))
-    lines = [m[m.index("{") :] for m in caplog.messages if '"round":' in m]
-    told = [json.loads(line) for line in lines]
+    said = [entry.getMessage() for entry in caplog.records if entry.name == "flwr"]
+    told = [json.loads(text) for text in said if text.startswith('{"round":')]
     assert [one["round"] for one in told] == [0, 1, 2]
     for line, one in zip(told, strategy.records, strict=True):
         assert line["gsi_all"] == one["gsi_all"]
