@@ -252,7 +252,7 @@ def test_the_notebook_runs_in_a_kernel(tmp_path: Path):
 
 @pytest.mark.slow
 def test_code_on_the_sweep_page_runs_and_finds_its_runs_again(tmp_path: Path):
-    *_, block = blocks("docs/sweep.md")
+    *_, block, on_ray = blocks("docs/sweep.md")
     script = tmp_path / "many.py"
     script.write_text(block, encoding="utf-8")
     for end in ("finished", "kept"):
@@ -260,6 +260,10 @@ def test_code_on_the_sweep_page_runs_and_finds_its_runs_again(tmp_path: Path):
         assert done.returncode == 0, done.stderr
         assert done.stdout.count(f" {end} ") == 6
         assert "label='adapter.name=glad'" in done.stdout
+    script.write_text(on_ray, encoding="utf-8")
+    done = run(script, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(" finished ") == 2
 
 
 @pytest.mark.slow
