@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections import deque
 from contextlib import closing
 from typing import Any
 
@@ -38,6 +39,7 @@ from fedglad.models.softmax import SoftmaxRegression
 from fedglad.simulation.engines import local as local_engine
 from fedglad.simulation.engines.base import find_devices
 from fedglad.simulation.engines.local import LocalEngine, Shared
+from fedglad.simulation.engines.ray import Hand, Message, RayEngine
 from fedglad.simulation.engines.settings import Local, Serial
 
 SERIAL = {"engine.name": "serial"}
@@ -503,3 +505,22 @@ def test_workers_end_when_their_parent_is_killed(mode: str):
         for pid in pids:
             if alive(pid):
                 os.kill(pid, signal.SIGKILL)
+
+
+def test_what_two_lost_workers_had_is_sent_again_in_the_cohorts_order(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Else the message that is waited for could lie behind others, for which there is no room."""
+    engine = RayEngine.__new__(RayEngine)
+    for name in ("_dismiss", "_hire", "_wait_for_one"):
+        monkeypatch.setattr(engine, name, lambda *_: None, raising=False)
+    messages = [Message("train", (k,)) for k in range(6)]
+    first, second = (
+        Hand(None, None, deque((messages[k], None) for k in at)) for at in [(0, 1), (2, 3)]
+    )
+    engine.hands = [first, second]
+    order, unsent = deque(messages), deque(messages[4:])
+    engine._lose(first, "", order, unsent)
+    engine._lose(second, "", order, unsent)
+    assert [message.args[0] for message in unsent] == [0, 1, 2, 3, 4, 5]
+    assert [message.deaths for message in messages] == [1, 0, 1, 0, 0, 0]

@@ -338,7 +338,10 @@ class RayEngine:
                 message.answer, message.done = Lost(f"its worker died {message.deaths} times"), True
             else:
                 again.append(message)
-        unsent.extendleft(reversed(again))
+        # In the cohort's order, whoever was lost first: the one that is waited for goes out first.
+        left = {id(message) for message in (*again, *unsent)}
+        unsent.clear()
+        unsent.extend(message for message in order if id(message) in left)
         self._hire()
         if not self.hands:
             self._wait_for_one()
